@@ -277,12 +277,12 @@ quantized(optax.trace(0.9), block=1)  # quantized: block must be a whole number 
 quantized(optax.trace(0.9), min_size=-1)  # quantized: min_size must be a whole number in [0, inf);
 with_qk_clip(optax.sgd(0.1), FLAT, None, 0)  # with_qk_clip: threshold must be a finite number in
 with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN)  # with_qk_clip: power must be a finite number
-chain(0.1)  # chain: link 0 of 1 must be a GradientTransformation; got 0.1
-chain(optax.trace, retract(FLAT))  # chain: link 0 of 2 must be a GradientTransformation; got
-chain(hyperball(optax.identity(), 0.1, MATRIX), optax.scale(2))  # link 0 of 2 is a retract, but it
-chain(retract(FLAT), optax.scale(2))  # link 0 of 2 is a retract, but it must be last: whatever
-chain(manifold_muon(0.1, FLAT), optax.scale(2))  # link 0 of 2 is a retract, but it must be last:
-chain(with_master_copies(optax.sgd(0.1)), optax.scale(0.5))  # link 0 of 2 is a retract, but it must
+chain(0.1)  # chain: transformation 0 of 1 must be a GradientTransformation; got 0.1
+chain(optax.trace, retract(FLAT))  # chain: transformation 0 of 2 must be a GradientTransformation
+chain(hyperball(optax.identity(), 0.1, MATRIX), optax.scale(2))  # chain: transformation 0 of 2 is a
+chain(retract(FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
+chain(manifold_muon(0.1, FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
+chain(with_master_copies(optax.sgd(0.1)), optax.scale(0.5))  # chain: transformation 0 of 2 is a
 check_chain(optax.sgd(0.1), FLAT, PARAMS, steps=0)  # check_chain: steps must be a whole number in
 by_path("w")  # by_path takes a dictionary of patterns and values; got 'w'
 by_path({0: Stiefel()})  # a pattern of by_path is a string or a compiled re.Pattern; got 0. The

@@ -163,18 +163,20 @@ def as_transformation(value: Any) -> Any:
     return value
 
 
-def number(within: str, *, none: bool = False, schedule: bool = False, link: bool = False) -> Check:
+def number(
+    within: str, *, none: bool = False, schedule: bool = False, transformation: bool = False
+) -> Check:
     """Return a check for numbers and scalar arrays in an interval; see `check_number`.
 
     Traced real scalars, as from `optax.inject_hyperparams`, pass: their values are unknown.
     """
-    kinds = {"a schedule": schedule, "a gradient transformation": link, "None": none}
+    kinds = {"a schedule": schedule, "a gradient transformation": transformation, "None": none}
     words = [kind for kind, allowed in kinds.items() if allowed]
     others = "".join(f", {word}" for word in words[:-1]) + "".join(f" or {w}" for w in words[-1:])
 
     def check(name: str, value: Any) -> None:
-        is_link = link and isinstance(value, optax.GradientTransformation)
-        if is_link or (none and value is None) or (schedule and _is_schedule(value)):
+        is_transformation = transformation and isinstance(value, optax.GradientTransformation)
+        if is_transformation or (none and value is None) or (schedule and _is_schedule(value)):
             return
         if isinstance(value, jax.Array | np.ndarray) and jnp.shape(value) == ():
             if isinstance(value, Tracer) and jnp.isdtype(value.dtype, _REAL):
@@ -225,7 +227,7 @@ CHECKS: dict[str, Check] = {
     "b1": number("[0, 1)"),
     "b2": number("[0, 1)"),
     "eps": number("[0, inf)"),
-    "clip": number("(0, inf)", none=True, link=True),
+    "clip": number("(0, inf)", none=True, transformation=True),
     "weight_decay": number("[0, inf)", none=True, schedule=True),
     "tolerance": number("[0, inf)", none=True),
     "steps": functools.partial(check_number, within="[1, inf)", whole=True),

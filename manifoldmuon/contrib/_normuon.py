@@ -18,8 +18,8 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize
-from manifoldmuon._internal.trees.links import init_by_path, link
 from manifoldmuon._internal.trees.places import find_places
+from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
@@ -89,8 +89,8 @@ def scale_by_neuron_rms(
         steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
         return steps, ScaleByNeuronRMSState(state.nu | nu)
 
-    # The placeholder has a number for each dictionary; see `link`.
-    return link(update_fn, init_fn, lambda _: ScaleByNeuronRMSState(jnp.zeros(())))  # type: ignore
+    # The placeholder has a number for each dictionary; see `transformation`.
+    return transformation(update_fn, init_fn, lambda _: ScaleByNeuronRMSState(jnp.zeros(())))  # type: ignore
 
 
 def _has_neurons(manifold: Manifold) -> bool:

@@ -11,9 +11,14 @@ from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
-from manifoldmuon._internal.trees.links import LastLink, difference, link, require
 from manifoldmuon._internal.trees.paths import Spec, match_prefix
 from manifoldmuon._internal.trees.places import Places, find_places
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    difference,
+    require,
+    transformation,
+)
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
 from manifoldmuon.optim import Geometry, map_leaves, resolve_geometry
@@ -52,7 +57,7 @@ def with_qk_clip(
     * Biases are not scaled. With a bias in q or k the logits shrink by less.
     * `optax.MultiSteps` uses only the logits of the last batch: give a running maximum.
 
-    It wraps the whole optimizer and is the last link; `with_master_copies` or another
+    It wraps the whole optimizer and is the last transformation; `with_master_copies` or another
     `with_qk_clip` may go around it. Weights on constrained manifolds are refused, because the set
     fixes their size.
 
@@ -106,7 +111,7 @@ def with_qk_clip(
         )
         return steps, state
 
-    return link(update_fn, init_fn, inner.init, LastLink)
+    return transformation(update_fn, init_fn, inner.init, Terminal)
 
 
 _WHOLE = Euclidean(Frobenius(0))

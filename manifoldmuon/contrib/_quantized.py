@@ -17,8 +17,8 @@ from manifoldmuon._internal.arguments import check_arguments, check_number, show
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import divided_alike, explicit_mesh
-from manifoldmuon._internal.trees.links import LastLink, Link, link
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
+from manifoldmuon._internal.trees.transformations import Terminal, Transformation, transformation
 
 # Resolution of the code near zero. Relative errors (root mean square) of 4 bits in blocks of 128
 # are 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t
@@ -54,7 +54,7 @@ class QuantizedState(NamedTuple):
 )
 def quantized(
     inner: optax.GradientTransformation, bits: int = 8, block: int = 128, min_size: int = 4096
-) -> Link:
+) -> Transformation:
     """Keep a transformation's momentum in 8 or 4 bits.
 
     State arrays in a parameter's shape are stored as integers, and as floating point only while
@@ -80,8 +80,8 @@ def quantized(
         threshold of Dettmers et al., arXiv:2110.02861).
 
     Returns:
-      A transformation with the updates of `inner`; its state is a `QuantizedState`, and it is a
-      last link if `inner` is. Zero stays zero, a NaN makes its block NaN. Codes have their
+      A transformation with the updates of `inner`; its state is a `QuantizedState`, and it must
+      come last if `inner` must. Zero stays zero, a NaN makes its block NaN. Codes have their
       parameters' shapes, so `optax.tree_utils.tree_map_params` gives them the parameters'
       shardings; scales belong to no parameter.
 
@@ -131,10 +131,12 @@ def quantized(
         return updates, divided_alike(after, state)
 
     def placeholder(params: Any) -> QuantizedState:
-        # The dictionary of scales is a scalar there; see `link`.
+        # The dictionary of scales is a scalar there; see `transformation`.
         return QuantizedState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return link(update_fn, init_fn, placeholder, LastLink if isinstance(inner, LastLink) else Link)
+    return transformation(
+        update_fn, init_fn, placeholder, Terminal if isinstance(inner, Terminal) else Transformation
+    )
 
 
 def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:

@@ -1,6 +1,6 @@
 """Optax transformations: steepest directions, budgets and retractions for trees of parameters.
 
-A geometry gives the manifold of each parameter; the links of a chain apply it leaf by leaf.
+A geometry gives the manifold of each parameter; transformations apply it leaf by leaf.
 """
 
 from manifoldmuon._internal.trees.paths import by_path

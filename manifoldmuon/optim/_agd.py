@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
-from manifoldmuon._internal.trees.links import link
 from manifoldmuon._internal.trees.paths import Spec, if_complex, is_hole
 from manifoldmuon._internal.trees.places import Places, find_places
+from manifoldmuon._internal.trees.transformations import transformation
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
 from manifoldmuon.optim._leaves import map_leaves
@@ -126,7 +126,7 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
         return jax.tree.map(scaled, units, updates, is_leaf=is_hole), state
 
-    return link(update_fn, init_fn, lambda params: _start())
+    return transformation(update_fn, init_fn, lambda params: _start())
 
 
 def _start() -> ScaleByAGDState:

@@ -9,7 +9,12 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import one_of, optional
-from manifoldmuon._internal.trees.links import LastLink, Link, as_links, link
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    as_transformations,
+    transformation,
+)
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
@@ -30,7 +35,7 @@ from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._steepest import scale_by_steepest
 
 
-def decay_links(
+def decay_transformations(
     weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
 ) -> list[optax.GradientTransformation]:
     """Return weight decay for unconstrained leaves; an empty list for None."""
@@ -103,11 +108,11 @@ def manifold_muon(
       >>> print(f"{updates[1]:.4f}")  # turned by arctan(0.1)
       -0.0995
     """
-    links = as_links(clip, optax.clip_by_global_norm)
+    transformations = as_transformations(clip, optax.clip_by_global_norm)
     if momentum is not None:
-        links.append(optax.trace(momentum, nesterov, accumulator_dtype))
+        transformations.append(optax.trace(momentum, nesterov, accumulator_dtype))
     whole = chain(
-        *links,
+        *transformations,
         descend(
             learning_rate,
             geometry,
@@ -122,7 +127,7 @@ def manifold_muon(
         check_updates(geometry, updates, params, "manifold_muon")
         return whole.update(updates, state, params, **extra_args)
 
-    return link(update_fn, whole.init, whole.init, LastLink)
+    return transformation(update_fn, whole.init, whole.init, Terminal)
 
 
 @checked()
@@ -198,7 +203,7 @@ def muon(
             )
         return descent.init(params)
 
-    return link(descent.update, init_fn, descent.init, LastLink)
+    return transformation(descent.update, init_fn, descent.init, Terminal)
 
 
 @checked(rest=optional(one_of(optax.GradientTransformation)))
@@ -302,10 +307,10 @@ def adamh(
     return _beside(ball, geometry, rest, clip)
 
 
-def _beside(ball: Any, geometry: Geometry, rest: Any, clip: Any) -> Link:
+def _beside(ball: Any, geometry: Geometry, rest: Any, clip: Any) -> Transformation:
     """Return clipping of all gradients, followed by the hyperball and the optimizer `rest`."""
     both = ball if rest is None else hybrid(ball, geometry, rest)
-    return chain(*as_links(clip, optax.clip_by_global_norm), both)
+    return chain(*as_transformations(clip, optax.clip_by_global_norm), both)
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:

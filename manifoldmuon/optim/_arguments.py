@@ -1,4 +1,4 @@
-"""Argument checks for optimizers and links, made when they are constructed."""
+"""Argument checks for optimizers and transformations, made when they are constructed."""
 
 from __future__ import annotations
 

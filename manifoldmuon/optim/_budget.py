@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.trees.links import link
 from manifoldmuon._internal.trees.paths import Spec, if_complex
 from manifoldmuon._internal.trees.places import Places, find_places
+from manifoldmuon._internal.trees.transformations import transformation
 
 Budgets = Spec[ArrayLike]
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -22,7 +22,7 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
     """Multiply each update by its leaf's share of the learning rate.
 
     For a fixed architecture the duality map of the modular norm (arXiv:2405.14813) is each leaf's
-    own duality map times a number: this link multiplies by the numbers.
+    own duality map times a number: this transformation multiplies by the numbers.
 
     Args:
       budgets: finite, non-negative numbers: a single number, a prefix tree over the parameters
@@ -59,7 +59,7 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
             leaves[place] = x * jnp.asarray(places.values[place], x.dtype)
         return jax.tree.unflatten(places.treedef, leaves), state
 
-    return link(update_fn, init_fn)
+    return transformation(update_fn, init_fn)
 
 
 def find_budgets(budgets: Budgets, tree: Any) -> Places:

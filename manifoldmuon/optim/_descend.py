@@ -12,7 +12,12 @@ from jax.core import Tracer
 
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
 from manifoldmuon._internal.meshes.mesh import divided_alike
-from manifoldmuon._internal.trees.links import LastLink, Link, difference, link
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    difference,
+    transformation,
+)
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
@@ -47,13 +52,13 @@ def descend(
     budgets: Budgets = 1.0,
     weight_decay: optax.ScalarOrSchedule | None = None,
     track_gap: bool = True,
-) -> Link:
+) -> Transformation:
     """Take the steepest step of a given length, as a fused chain.
 
     Equal up to rounding to `chain(scale_by_steepest(geometry), scale_by_budget(budgets),
     optax.add_decayed_weights(...), optax.scale_by_learning_rate(learning_rate),
     retract(geometry))`, with weight decay on unconstrained leaves only. Each leaf is rearranged,
-    stacked and, on a mesh, sent to its owner only once, not twice.
+    stacked and, on a mesh, moved only once, not twice.
 
     Args:
       learning_rate: a number or an Optax schedule.
@@ -63,7 +68,7 @@ def descend(
       track_gap: see `scale_by_steepest`.
 
     Returns:
-      A transformation with a `DescendState`; it must be the last link. `update` needs `params`.
+      A transformation with a `DescendState`; it must come last. `update` needs `params`.
       `init` warns (`UserWarning`) of an initial learning rate above 1 on constrained manifolds.
 
     Examples:
@@ -117,7 +122,7 @@ def descend(
     def placeholder(params: Any) -> DescendState:
         return DescendState(jnp.zeros(()) if scheduled else (), steepest.init(params))
 
-    return link(update_fn, init_fn, placeholder, LastLink)
+    return transformation(update_fn, init_fn, placeholder, Terminal)
 
 
 def _at(count: Any, value: Any) -> Any:

@@ -49,7 +49,7 @@ def resolve_geometry(geometry: Geometry, params: Any) -> Any:
 
         The entry None leaves a parameter, of any shape and dtype, to another optimizer. Functions
         of whole trees (`resolve_geometry`, `tabulate`, `project_tree`, ...) do not change it;
-        optimizers and links refuse it unless wrapped in `hybrid`.
+        optimizers and transformations refuse it unless wrapped in `hybrid`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 

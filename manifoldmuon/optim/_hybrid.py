@@ -8,8 +8,8 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import one_of
-from manifoldmuon._internal.trees.links import Link, link
 from manifoldmuon._internal.trees.places import Places
+from manifoldmuon._internal.trees.transformations import Transformation, transformation
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, find_manifolds
 from manifoldmuon.optim._leaves import check_updates
@@ -18,7 +18,7 @@ from manifoldmuon.optim._leaves import check_updates
 @checked(rest=one_of(optax.GradientTransformation))
 def hybrid(
     tx: optax.GradientTransformation, geometry: Geometry, rest: optax.GradientTransformation
-) -> Link:
+) -> Transformation:
     """Train parameters with a manifold by `tx`, and parameters with the entry None by `rest`.
 
     The usual split of a transformer (matrices on a manifold; embeddings, head, gains and biases
@@ -45,7 +45,7 @@ def hybrid(
       rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
 
     Returns:
-      The transformation, with the state of `optax.partition`. Later links may change only the
+      The transformation, with the state of `optax.partition`. Later ones may change only the
       parameters of `rest`, as `optax.transforms.freeze` can. `update` needs `params`.
 
     Raises:
@@ -59,7 +59,7 @@ def hybrid(
     """
     parts: dict[Hashable, optax.GradientTransformation] = {"manifolds": tx, "rest": rest}
 
-    def split(places: Places, tree: Any) -> Link:
+    def split(places: Places, tree: Any) -> Transformation:
         labels = dict.fromkeys(places.real, "manifolds") | dict.fromkeys(places.rest, "rest")
         # Pass a function: Optax would call a label tree of a callable type, such as a module.
         return optax.partition(parts, lambda _: places.fill(tree, labels))
@@ -71,4 +71,4 @@ def hybrid(
         places = check_updates(geometry, updates, params, "hybrid", rest=True)
         return split(places, params).update(updates, state, params, **extra_args)
 
-    return link(update_fn, init_fn, optax.partition(parts, {}).init)
+    return transformation(update_fn, init_fn, optax.partition(parts, {}).init)

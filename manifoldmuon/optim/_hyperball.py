@@ -26,9 +26,15 @@ from manifoldmuon._internal.matrices.powers_of_two import (
 )
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon._internal.trees.links import LastLink, Link, check_ascends, difference, link
 from manifoldmuon._internal.trees.paths import Spec
 from manifoldmuon._internal.trees.places import Places, find_places
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    check_ascends,
+    difference,
+    transformation,
+)
 from manifoldmuon.manifolds import Hypersphere, Manifold
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
@@ -51,12 +57,12 @@ class KeepNormsState(NamedTuple):
 
 
 @check_arguments()
-def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
+def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
     """Keep each weight at the norm measured by `init`.
 
     `W+ = R Norm(W / R + u)` with `Norm(x) = x / ||x||_F`: updates are relative to the radius `R`,
     so the learning rate is an angle to first order, whatever the size of the weight. Like
-    `retract` it must be the last link: `chain` refuses links after it.
+    `retract` it must be the last transformation: `chain` refuses transformations after it.
 
     The radius is stored in the state and never measured again. After 1e5 steps the norms of 8 x 8
     matrices were within 5e-4 of the radius in bfloat16 and within 2e-7 in float32; measured again
@@ -111,8 +117,8 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Link:
         )
         return updates, state
 
-    # One scalar per dictionary keyed by path; see `link`.
-    return link(update_fn, init_fn, lambda _: KeepNormsState(jnp.zeros(())), LastLink)  # type: ignore
+    # One scalar per dictionary keyed by path; see `transformation`.
+    return transformation(update_fn, init_fn, lambda _: KeepNormsState(jnp.zeros(())), Terminal)  # type: ignore
 
 
 def _step(manifold: Manifold, point: jax.Array, step: jax.Array, radius: jax.Array) -> jax.Array:
@@ -182,11 +188,11 @@ def hyperball(
       >>> jnp.linalg.norm(optax.apply_updates(params, updates)["kernel"], axis=(1, 2)).tolist()
       [4.0, 4.0]
     """
-    links: list[Any] = [base, _normalize_updates(geometry, radial)]
+    transformations: list[Any] = [base, _normalize_updates(geometry, radial)]
     if budgets is not None:
-        links.append(scale_by_budget(budgets))
-    links += [optax.scale_by_learning_rate(learning_rate), keep_norms(geometry, radius)]
-    descent = chain(*links)
+        transformations.append(scale_by_budget(budgets))
+    transformations += [optax.scale_by_learning_rate(learning_rate), keep_norms(geometry, radius)]
+    descent = chain(*transformations)
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before the base optimizer, which would broadcast a wrong shape.
@@ -197,7 +203,7 @@ def hyperball(
         check_ascends("hyperball", base)
         return descent.init(params)
 
-    return link(update_fn, init_fn, descent.init, LastLink)
+    return transformation(update_fn, init_fn, descent.init, Terminal)
 
 
 def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
@@ -235,8 +241,8 @@ def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
     return (size * normalize(other, manifold.ndim)).astype(point.dtype)
 
 
-def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Link:
-    """Return a link that divides each update on a sphere by its norm, in float32 or wider.
+def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Transformation:
+    """Divide each update on a sphere by its norm, in float32 or wider.
 
     A share `1 - radial` of the radial part is removed first.
     """
@@ -247,7 +253,7 @@ def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Link:
         options: Any = {"name": "hyperball", "select": _on_sphere, "stack": False}
         return map_leaves(unit, geometry, updates, params, **options)[0], state
 
-    return link(update_fn)
+    return transformation(update_fn)
 
 
 def _unit(radial: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:

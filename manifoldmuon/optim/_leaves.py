@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
-from manifoldmuon._internal.meshes.owners import Division, Problems, solve_by_owners
+from manifoldmuon._internal.meshes.shards import Division, Stack, solve_sharded
 from manifoldmuon._internal.trees.paths import flatten_with_path, if_complex, is_hole, path_string
 from manifoldmuon._internal.trees.places import Places
 from manifoldmuon.manifolds import LaidOut, Manifold
@@ -351,8 +351,8 @@ def _solve_on_mesh(
             if owned[i]:
                 stack = _gather(own[i], stack=True)
                 ndim = stack[0].ndim - manifolds[i].ndim
-                stacks.append(Problems(solvers[i], ndim, stack, divisions[i]))
-        found = iter(solve_by_owners(mesh, stacks) if stacks else ())
+                stacks.append(Stack(solvers[i], ndim, stack, divisions[i]))
+        found = iter(solve_sharded(mesh, stacks) if stacks else ())
         for i, group in enumerate(own):
             answer = next(found) if owned[i] else _in_turn(solvers[i], group)(*_gather(group))
             answers.append(_scatter(answer, group, stack=owned[i]))

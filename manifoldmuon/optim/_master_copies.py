@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from manifoldmuon._internal.trees.links import LastLink, difference, require
 from manifoldmuon._internal.trees.paths import is_hole
+from manifoldmuon._internal.trees.transformations import Terminal, difference, require
 from manifoldmuon.optim._arguments import checked
 
 
@@ -37,7 +37,7 @@ def with_master_copies(
     own dtype, and after every step the parameters are the rounded copies (Micikevicius et al.,
     Mixed precision training, arXiv:1710.03740, sec. 3.1).
 
-    It wraps a complete optimizer and must be the last link:
+    It wraps a complete optimizer and must be the last transformation:
     `with_master_copies(manifold_muon(0.02, g))`. The next step undoes any other change of the
     parameters, since copies are not read from the parameters again; after such a change call
     `init` again, or replace the copies in the state.
@@ -80,7 +80,7 @@ def with_master_copies(
         moved = jax.tree.map(move, steps, copies, params, is_leaf=is_hole)
         return moved, MasterCopiesState(copies, inner_state)
 
-    return LastLink(init_fn, update_fn)
+    return Terminal(init_fn, update_fn)
 
 
 def _copy(x: Any, dtype: DTypeLike) -> Any:

@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon.norms import PowerIterations
-from manifoldmuon.optim._aliases import decay_links, manifold_muon
+from manifoldmuon.optim._aliases import decay_transformations, manifold_muon
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._geometry import Geometry
@@ -106,7 +106,7 @@ def normed(
     $$
 
     The chain is: `normalize` around the base, weight decay (unconstrained leaves), learning rate,
-    retraction. With hand-written trees build the same chain from its links.
+    retraction. With hand-written trees build the same chain from its transformations.
 
     Args:
       learning_rate: a number or an Optax schedule.
@@ -125,7 +125,7 @@ def normed(
     geometry = architecture.geometry()
     return chain(
         normalize(base, geometry, architecture.budgets(), iterations=iterations),
-        *decay_links(weight_decay, geometry),
+        *decay_transformations(weight_decay, geometry),
         optax.scale_by_learning_rate(learning_rate),
         retract(geometry),
     )

@@ -17,7 +17,7 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
-from manifoldmuon._internal.trees.links import check_ascends, init_by_path, link
+from manifoldmuon._internal.trees.transformations import check_ascends, init_by_path, transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._arguments import checked
@@ -122,10 +122,10 @@ def normalize(
         return scaled, NormalizeState(base_state, state.vectors | vectors)
 
     def placeholder(params: Any) -> NormalizeState:
-        # One scalar per dictionary keyed by path; see `link`.
+        # One scalar per dictionary keyed by path; see `transformation`.
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return link(update_fn, init_fn, placeholder)
+    return transformation(update_fn, init_fn, placeholder)
 
 
 def _init_vectors(entry: Entry, shape: tuple[int, ...]) -> Any:

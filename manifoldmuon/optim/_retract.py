@@ -1,4 +1,4 @@
-"""Retraction: turn a tangent step into a step between points, as the last link of a chain."""
+"""Retraction: turn a tangent step into a step between points, at the end of a chain."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import divided_alike
-from manifoldmuon._internal.trees.links import LastLink, Link, difference, link
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    difference,
+    transformation,
+)
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
@@ -26,10 +31,10 @@ _SHOWN = 5  # maximum number of parameters listed in an error
 
 
 @checked()
-def retract(geometry: Geometry) -> Link:
+def retract(geometry: Geometry) -> Transformation:
     """Emit `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
 
-    It must be the last link: scaling its updates, or adding to them, silently leaves the manifold.
+    It must come last: scaling its updates, or adding to them, silently leaves the manifold.
     `manifoldmuon.optim.chain` refuses a wrong order, and `check_chain` finds a wrong order in any
     transformation, however it was built. Wrappers that pass an update on or suppress it entirely
     (`optax.masked`, `optax.MultiSteps`, `optax.apply_if_finite`) are harmless.
@@ -75,7 +80,7 @@ def retract(geometry: Geometry) -> Link:
             )
         return optax.EmptyState()
 
-    return link(update_fn, init_fn, kind=LastLink)
+    return transformation(update_fn, init_fn, kind=Terminal)
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
@@ -84,39 +89,39 @@ def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
 
 
 @checked()
-def chain(*links: optax.GradientTransformation) -> Link:
-    """Return `optax.chain` of the links, and refuse links after `retract`.
+def chain(*transformations: optax.GradientTransformation) -> Transformation:
+    """Return `optax.chain` of the transformations, and refuse transformations after `retract`.
 
-    After a `retract` inside `hybrid`, `optax.partition` or `optax.masked`, links may change other
-    parameters. `check_chain` finds links that change the retracted parameters.
+    After a `retract` inside `hybrid`, `optax.partition` or `optax.masked`, other parameters may
+    change. `check_chain` finds transformations that change the retracted parameters.
 
     Args:
-      *links: gradient transformations, applied in order.
+      *transformations: gradient transformations, applied in order.
 
     Returns:
-      The result of `optax.chain`. If the last link is a `retract` (or another transformation that
-      must be last, such as `descend` or a chain ending in `retract`), so must be the result.
+      The result of `optax.chain`. If it ends in a `retract` (or another transformation that must
+      come last, such as `descend`), it must come last, too.
 
     Raises:
-      TypeError: a link is not a gradient transformation.
-      ValueError: a link follows a `retract` or another transformation that must be last.
+      TypeError: a transformation is not a gradient transformation.
+      ValueError: a transformation follows a `retract` or another transformation that must be last.
 
     Examples:
       >>> g = mm.manifolds.Stiefel()
       >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))
     """
-    for position, part in enumerate(links):
-        one_of(optax.GradientTransformation)(f"chain: link {position} of {len(links)}", part)
-    for position, part in enumerate(links[:-1]):
-        if isinstance(part, LastLink):
+    count = len(transformations)
+    for i, part in enumerate(transformations):
+        one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", part)
+        if isinstance(part, Terminal) and i < count - 1:
             raise ValueError(
-                f"link {position} of {len(links)} is a retract, but it must be last: whatever"
-                " changes its updates takes the parameters off the manifold. Move the links after"
-                " it (learning rate, budgets, weight decay) in front of it; the page"
-                " 'Transformations' has the order of a chain."
+                f"chain: transformation {i} of {count} is a retract, but it must be last: whatever"
+                " changes its updates takes the parameters off the manifold. Move what follows"
+                " (learning rate, budgets, weight decay) in front of it; the page 'Transformations'"
+                " has the order of a chain."
             )
-    last = bool(links) and isinstance(links[-1], LastLink)
-    return (LastLink if last else Link)(*optax.chain(*links))
+    ends = any(isinstance(part, Terminal) for part in transformations[-1:])
+    return (Terminal if ends else Transformation)(*optax.chain(*transformations))
 
 
 @checked()
@@ -208,8 +213,8 @@ def check_chain(
     if left:
         raise ValueError(
             f"after {steps} steps these parameters have left their manifold, at distance {left}."
-            " `retract` must be there and last: no link or wrapper may change updates after it;"
-            " the page 'Transformations' says it of each wrapper of Optax."
+            " `retract` must be there and last: nothing may change updates after it; the"
+            " page 'Transformations' says it of each wrapper of Optax."
         )
     if value_fn is None and _cosine(start, moving, total) > 0.1:
         raise ValueError(

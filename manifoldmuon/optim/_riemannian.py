@@ -106,7 +106,10 @@ def riemannian_sgd(
     Examples:
       >>> tx = riemannian_sgd(0.1, mm.manifolds.Stiefel(), momentum=0.9)
     """
-    links = [project_tangent(geometry)]
+    transformations = [project_tangent(geometry)]
     if momentum is not None:
-        links += [optax.trace(momentum, nesterov, accumulator_dtype), project_tangent(geometry)]
-    return chain(*links, optax.scale_by_learning_rate(learning_rate), retract(geometry))
+        transformations += [
+            optax.trace(momentum, nesterov, accumulator_dtype),
+            project_tangent(geometry),
+        ]
+    return chain(*transformations, optax.scale_by_learning_rate(learning_rate), retract(geometry))

@@ -10,7 +10,7 @@ import optax
 
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import divided_alike, warn_of_unset_mesh
-from manifoldmuon._internal.trees.links import init_by_path, link
+from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
@@ -43,8 +43,8 @@ def scale_by_steepest(
     """Replace each gradient by the steepest tangent direction at its parameter.
 
     The direction ascends and has norm at most 1 in the manifold's norm, whatever the gradient's
-    scale, so momentum goes before this link and the learning rate after it. Leaves with the same
-    manifold, shape, dtype and sharding are solved in a single batched call.
+    scale, so momentum goes before and the learning rate after. Leaves with the same manifold,
+    shape, dtype and sharding are solved in a single batched call.
 
     Args:
       geometry: the manifold of each parameter; see `resolve_geometry`.
@@ -73,7 +73,7 @@ def scale_by_steepest(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        # Keep the solvers' sharding from spreading to the links before this link.
+        # Keep the solvers' sharding from spreading to earlier transformations.
         updates = divided_alike(updates, params)
         updates, found = map_leaves(
             direction_at,
@@ -87,8 +87,8 @@ def scale_by_steepest(
         return updates, keep_found(state, found, track_gap)
 
     zero = jnp.zeros(())
-    # One scalar per dictionary keyed by path; see `link`.
-    return link(update_fn, init_fn, lambda _: ScaleBySteepestState(zero, zero, zero))  # type: ignore
+    # One scalar per dictionary keyed by path; see `transformation`.
+    return transformation(update_fn, init_fn, lambda _: ScaleBySteepestState(zero, zero, zero))  # type: ignore
 
 
 def _init_dual(entry: Entry, shape: tuple[int, ...]) -> Any:

@@ -8,7 +8,7 @@ import optax
 
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon._internal.trees.links import link
+from manifoldmuon._internal.trees.transformations import transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained
@@ -47,7 +47,7 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
         )
         return updates, state
 
-    return link(update_fn)
+    return transformation(update_fn)
 
 
 def _project(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Parts of gradient transformations: Optax's placeholders, last links, states keyed by path."""
+"""Parts of transformations: Optax's placeholders, terminal ones, states keyed by path."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.trees.places import Places
 
-Link = optax.GradientTransformationExtraArgs
+Transformation = optax.GradientTransformationExtraArgs
 
 
-class LastLink(Link):
+class Terminal(Transformation):
     """A transformation that must come last: nothing may change its updates.
 
     An ordinary `optax.GradientTransformationExtraArgs`; its type lets `chain` detect the mistake.
@@ -39,12 +39,12 @@ def _placeholder_type() -> type:
 _Placeholder = _placeholder_type()
 
 
-def link(
+def transformation(
     update: Callable[..., Any],
     init: Callable[[Any], Any] = lambda params: optax.EmptyState(),
     placeholder: Callable[[Any], Any] = lambda params: optax.EmptyState(),
-    kind: type[Link] = Link,
-) -> Link:
+    kind: type[Transformation] = Transformation,
+) -> Transformation:
     """Return a transformation with an `init` that also accepts Optax's placeholder.
 
     `optax.tree_utils.tree_map_params` calls `init` with a placeholder instead of parameters, to
@@ -64,7 +64,9 @@ def link(
     return kind(init_fn, update)
 
 
-def as_links(value: Any, make: Callable[[Any], Any]) -> list[optax.GradientTransformation]:
+def as_transformations(
+    value: Any, make: Callable[[Any], Any]
+) -> list[optax.GradientTransformation]:
     """Return a list: the transformation itself, `make` of another value, or empty for None."""
     if value is None:
         return []

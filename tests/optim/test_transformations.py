@@ -10,8 +10,8 @@ import optax
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon._internal.trees.links import difference
 from manifoldmuon._internal.trees.paths import path_string
+from manifoldmuon._internal.trees.transformations import difference
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS

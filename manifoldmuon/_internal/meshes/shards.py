@@ -43,7 +43,7 @@ class Division(NamedTuple):
     columns: Axes = ()
 
 
-class Problems(NamedTuple):
+class Stack(NamedTuple):
     """A stack of independent problems.
 
     Attributes:
@@ -61,7 +61,7 @@ class Problems(NamedTuple):
     division: Division | None = None
 
 
-def solve_by_owners(mesh: Any, stacks: Sequence[Problems]) -> list[Any]:
+def solve_sharded(mesh: Any, stacks: Sequence[Stack]) -> list[Any]:
     """Return `function(*arguments)` for every stack, divided over the devices of the mesh.
 
     Mesh axes that divide leading axes of the arguments stay there: the devices that share a part
@@ -70,35 +70,35 @@ def solve_by_owners(mesh: Any, stacks: Sequence[Problems]) -> list[Any]:
     matrix.
 
     If there are too few matrices of `_LARGE` entries or more for all devices, groups of devices
-    (which differ along some mesh axes) own the matrices, and each group divides the products.
+    (which differ along some mesh axes) share the matrices, and each group divides the products.
 
     Args:
       mesh: the result of `working_mesh`.
       stacks: the problems, a stack for each kind.
     """
-    shares = _place_leftovers(mesh, [_share(mesh, problems) for problems in stacks])
-    pairs = list(zip(shares, stacks, strict=True))
-    given = [share.send(problems.arguments) for share, problems in pairs]
+    plans = _place_leftovers(mesh, [_plan(mesh, stack) for stack in stacks])
+    pairs = list(zip(plans, stacks, strict=True))
+    given = [plan.send(stack.arguments) for plan, stack in pairs]
     # Every exchange waits for the slowest device. If devices own different numbers of matrices,
     # work is balanced only over all stacks together: no exchange may come between two stacks.
-    wait = any(share.one_by_one for share in shares)
+    wait = any(plan.one_by_one for plan in plans)
     given = jax.lax.optimization_barrier(given) if wait else given
     found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
     found = jax.lax.optimization_barrier(found) if wait else found
-    return [share.bring_back(x) for share, x in zip(shares, found, strict=True)]
+    return [plan.bring_back(x) for plan, x in zip(plans, found, strict=True)]
 
 
-class _Share(NamedTuple):
-    """Plan that sends a stack of matrices to its owners.
+class _Plan(NamedTuple):
+    """How the devices of a mesh share a stack of matrices.
 
     Attributes:
-      mesh: the mesh of the owners.
+      mesh: the mesh.
       batch: sizes of the leading axes.
       matrix: shape of each matrix.
       held: for each leading axis, the mesh axes that divide it and stay there.
-      rows: mesh axes that divide the rows, and at the owners the stack.
-      columns: mesh axes that divide the columns, and at the owners the stack.
-      free: mesh axes with unknown use; at the owners they divide the stack, too.
+      rows: mesh axes that divide the rows, and the stack of whole matrices.
+      columns: mesh axes that divide the columns, and the stack of whole matrices.
+      free: mesh axes with unknown use; they divide the stack of whole matrices, too.
       group: mesh axes that divide the products of each matrix.
       guessed: whether the division is a guess.
       first: index of the first device with an extra matrix.
@@ -142,11 +142,11 @@ class _Share(NamedTuple):
 
     @property
     def whole(self) -> PartitionSpec:
-        """Return the sharding of whole matrices at their owners."""
+        """Return the sharding of whole matrices."""
         return PartitionSpec(self.stay or None, self.free + self.moved or None)
 
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return stacks of shape `(parts, slots, ...)`, whole matrices at their owners."""
+        """Return stacks of shape `(parts, slots, ...)`, of whole matrices."""
 
         def send(x):
             tail, (cut, order) = x.shape[len(self.batch) :], self._cut()
@@ -178,7 +178,7 @@ class _Share(NamedTuple):
             found = jax.tree.map(lambda x: _spread(x, self.group, (2, 1)), found)
             return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
 
-        return self._at_owners(solve, self.whole, self.whole)(*given)
+        return self._on_shards(solve, self.whole, self.whole)(*given)
 
     def bring_back(self, found: Any) -> Any:
         """Send results back to the positions of the arguments: undo `send`."""
@@ -220,9 +220,9 @@ class _Share(NamedTuple):
         )
         ends = (divided, self.whole) if function is _assemble else (self.whole, divided)
         tiles = _size(self.mesh, self.rows), _size(self.mesh, self.columns)
-        return self._at_owners(lambda x: function(x, self.moved, tiles), *ends)(x)
+        return self._on_shards(lambda x: function(x, self.moved, tiles), *ends)(x)
 
-    def _at_owners(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
+    def _on_shards(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
         owners = tuple(name for name in self.mesh.axis_names if name not in self.group)
         if not owners:
             return function
@@ -236,25 +236,25 @@ class _Share(NamedTuple):
         )
 
 
-def _share(mesh: Any, problems: Problems) -> _Share:
-    """Plan how to send these problems to their owners, without extra matrices."""
-    point, ndim = problems.arguments[0], problems.batch_ndim
+def _plan(mesh: Any, stack: Stack) -> _Plan:
+    """Plan how to divide a stack, without extra matrices."""
+    point, ndim = stack.arguments[0], stack.batch_ndim
     batch, matrix = point.shape[:ndim], point.shape[ndim:]
     count = math.prod(batch)
     large = point.size // count >= _LARGE
     owners = _owning_axes(dict(mesh.shape), count) if large else mesh.axis_names
     group = tuple(name for name in mesh.axis_names if name not in owners)
-    held, rows, columns = problems.division or _likely(mesh, owners, batch)
+    held, rows, columns = stack.division or _likely(mesh, owners, batch)
     *held, rows, columns = (_among(axes, owners) for axes in (*held, rows, columns))
     # Matrices leave the free mesh axes in turn, from the last to the first: if several mesh axes
     # divide an axis of an array, only the last of them can leave.
     taken = (*itertools.chain(*held), *rows, *columns)
     free = tuple(name for name in reversed(owners) if name not in taken)
-    guessed = problems.division is None
-    return _Share(mesh, batch, matrix, tuple(held), rows, columns, free, group, guessed)
+    guessed = stack.division is None
+    return _Plan(mesh, batch, matrix, tuple(held), rows, columns, free, group, guessed)
 
 
-def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
+def _place_leftovers(mesh: Any, plans: list[_Plan]) -> list[_Plan]:
     """Choose which devices get an extra matrix, and which stacks devices solve singly.
 
     Extra matrices go to consecutive devices (cyclically), the neighbours with the least work; the
@@ -262,28 +262,28 @@ def _place_leftovers(mesh: Any, shares: list[_Share]) -> list[_Share]:
     device enough work, compared with padding every share to the same size.
     """
     costs = []
-    for share in shares:
-        m, n = max(share.matrix[-2:]), min(share.matrix[-2:])
+    for plan in plans:
+        m, n = max(plan.matrix[-2:]), min(plan.matrix[-2:])
         # Multiplications of `muon`: a Gram matrix, four quintic steps of its size, and a product.
-        costs.append((2.0 * m * n**2 + 12.0 * n**3) / _size(mesh, share.group))
+        costs.append((2.0 * m * n**2 + 12.0 * n**3) / _size(mesh, plan.group))
     grid = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
-    work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(shares)
-    for i in sorted(range(len(shares)), key=lambda i: -costs[i]):
-        devices, left = shares[i].devices, shares[i].left
+    work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(plans)
+    for i in sorted(range(len(plans)), key=lambda i: -costs[i]):
+        devices, left = plans[i].devices, plans[i].left
         # Each kind counts devices in its own order, the same for all parts of its stack.
-        axes = [mesh.axis_names.index(name) for name in shares[i].free + shares[i].moved]
+        axes = [mesh.axis_names.index(name) for name in plans[i].free + plans[i].moved]
         places = np.moveaxis(grid, axes, range(len(axes))).reshape((devices, -1))
         load = work[places].sum(1)
         before = np.cumsum([0, *load, *load])
         firsts[i] = int(np.argmin(before[left : left + devices] - before[:devices]))
         work[places[(firsts[i] + np.arange(left)) % devices]] += costs[i]
-        each = shares[i].inner // devices
+        each = plans[i].inner // devices
         work += each * costs[i]
         filled += (each + (left > 0)) * costs[i]
     pays, placed = filled > _GAIN * work.max(), []
-    for share, first in zip(shares, firsts, strict=True):
-        large = math.prod(share.matrix) >= _SMALL and not share.group
-        placed.append(share._replace(first=first, one_by_one=bool(pays and large and share.left)))
+    for plan, first in zip(plans, firsts, strict=True):
+        large = math.prod(plan.matrix) >= _SMALL and not plan.group
+        placed.append(plan._replace(first=first, one_by_one=bool(pays and large and plan.left)))
     return placed
 
 
