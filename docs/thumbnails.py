@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from studies.display import BLUE, GREY, ORANGE, PURPLE
 
 _DOCS = Path(__file__).parent
-_STYLE = {
+_STYLE: Any = {
     "font.size": 13, "axes.spines.top": False, "axes.spines.right": False,
     "svg.hashsalt": "thumbnails",  # equal files from equal records
 }  # fmt: skip

@@ -103,5 +103,5 @@ def _mean(panel: Any, name: str, found: Sequence[Row], curves: np.ndarray) -> No
     mean, steps, colour = curves.mean(axis=0), found[0]["step"], _COLOURS[name]
     panel.plot(steps, mean, color=colour, linewidth=2, label=METHODS[name].label)
     if len(curves) > 1:
-        low, high = np.transpose([mean_estimate(values).interval for values in curves.T])
+        low, high = np.array([mean_estimate(values).interval for values in curves.T]).T
         panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)
