@@ -52,11 +52,8 @@ shapes = {
     "head": jnp.zeros((10, 64)),
 }
 STEPS = 60
-tx = mm.optim.hybrid(
-    mm.optim.manifold_muon(optax.linear_schedule(0.05, 0.0, STEPS), geometry),
-    geometry,
-    optax.adam(1e-3),
-)
+rate = optax.linear_schedule(0.05, 0.0, STEPS)
+tx = mm.optim.manifold_muon(rate, geometry, rest=optax.adam(1e-3))
 
 
 def apply(params, x):
