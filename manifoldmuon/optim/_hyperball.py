@@ -11,9 +11,9 @@ import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.directions import never_fused
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, inner_product
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.rounding import never_fused
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,

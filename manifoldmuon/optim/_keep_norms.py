@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import check_arguments
-from manifoldmuon._internal.directions import stay_if_still
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
 from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
+from manifoldmuon._internal.matrices.rounding import stay_if_still
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon._internal.trees.paths import Spec
