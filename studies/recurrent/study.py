@@ -241,7 +241,7 @@ class Recurrent(Study):
     # fmt: off
     tasks: tuple[str, ...] = option(tuple(TASKS), "of the rule", choices=tuple(TASKS))
     uses: tuple[int, ...] = option(
-        (16, 32, 64, 128, 256, 512, 800), "of the rule's matrices, multiples of 16")
+        (16, 32, 64, 128, 256, 512), "of the rule's matrices, multiples of 16")
     octaves: tuple[int, ...] = option((-14, -2), "log2 of the rule's first and last rate")
     seeds: tuple[int, ...] = option((0, 1, 2, 3), "of the rule")
     width: int = option(32, "of the rule's networks")
@@ -276,7 +276,7 @@ class Recurrent(Study):
             for task in self.tasks
             for uses in self.uses
             for seed in self.seeds
-            if uses <= LONGEST[task]
+            if uses <= LONGEST.get(task, uses)
         ]
         return rule + [
             {"part": RIVALS, "task": task, "method": method, "seed": seed}

@@ -83,8 +83,8 @@ TASKS: dict[str, Callable[[int], Task]] = {
 }
 """Tasks of the rule, for a number of uses."""
 
-LONGEST = {"recall": 256, "digits": 1024}
-"""The most uses with which the rule's steps learn the task."""
+LONGEST = {"recall": 256}
+"""The most uses with which 400 steps learn the task, if there is a limit."""
 
 RIVAL_TASKS: dict[str, Callable[[], Task]] = {
     "copy-100": functools.partial(copy, 100),
