@@ -105,7 +105,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             line for name, line in proved.items() if name != "Björck + Adam"
         ],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
-        "docs/recurrent.md": _recurrent(read(RECURRENT)["summary"]),
+        "docs/recurrent.md": _recurrent(read(RECURRENT)),
         "docs/swap-muon.md": [time],
     }
 
@@ -199,11 +199,12 @@ def _full_effort(record: Mapping[str, Any]) -> str:
     return f"{moved[name, 'full'] / moved[name, 'reduced']:.2f}"
 
 
-def _recurrent(summary: Mapping[str, Any]) -> list[str]:
-    """Format the slopes of the best rate, and the table of rivals."""
-    slopes = {task: shown(own["slope"], ".2f") for task, own in summary["rule"].items()}
-    delays, images = ("copy-100", "copy-300"), summary["rivals"]["digits"]
+def _recurrent(record: Mapping[str, Any]) -> list[str]:
+    """Format the slopes of the best rate, the table of rivals, and their rates."""
+    rule, rivals = record["summary"]["rule"], record["summary"]["rivals"]
+    slopes = {task: shown(own["slope"], ".2f") for task, own in rule.items()}
     labels = {"Adam": "Adam, free", "expRNN": "expRNN, Adam", "GRU": "GRU, Adam"}
+    delays = "copy-100", "copy-300"
 
     def copied(found: Mapping[str, Any] | None) -> str:
         if found is None:
@@ -212,16 +213,27 @@ def _recurrent(summary: Mapping[str, Any]) -> list[str]:
             return f"{found['solved'] or 'none'} of {found['seeds']} seeds"
         return f"{shown(found['solved_steps'], '.0f')} ({found['seconds']['mean']:.1f} s)"
 
+    def rates(method: str) -> str:
+        return " to ".join(f"{rivals[delay][method]['rate']:g}" for delay in delays)
+
+    tried = {r["task"]: r["tried"] for r in record["rows"] if r.get("method") == "Orthogonal"}
+    solved = [
+        rate
+        for k, rate in enumerate(tried[delays[0]]["rates"])
+        if all(tried[delay]["solved_steps"][k] for delay in delays)
+    ]
     return [
-        f"{slopes['recall']} for letters and {slopes['digits']} for digits".replace("-", "−"),
+        f"{slopes['recall']} for letters, {slopes['digits']} for digits".replace("-", "−"),
         *(
             _row(
                 labels.get(name, f"`{name}()`"),
-                *(copied(summary["rivals"][delay].get(name)) for delay in delays),
+                *(copied(rivals[delay].get(name)) for delay in delays),
                 _in_percent(found["accuracy"]),
             )
-            for name, found in images.items()
+            for name, found in rivals["digits"].items()
         ),
+        f"{min(solved):g} to {max(solved):g}",
+        f"Adam's best falls from {rates('Adam')}, expRNN's from {rates('expRNN')}",
     ]
 
 
