@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     check_precision,
+    expand_trailing,
     frobenius_norm,
     inner_product,
     match_orientation,
@@ -104,10 +105,10 @@ class SkewPolar(StiefelSolver):
                 top = jnp.concatenate([skew(parts.inner), -parts.normal.mT / 2], axis=-1)
                 bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
-            still = is_noise(frobenius_norm(lift), scaled, self.precision)[..., None, None]
             # Not `msign`: the gradient is already scaled, and another pass over it takes time.
-            sign = jnp.where(still, 0, (self.method or _METHODS[self.precision]).polar(lift))
-            value = inner_product(lift, sign)
+            sign = (self.method or _METHODS[self.precision]).polar(lift)
+            still = is_noise(frobenius_norm(lift), scaled, self.precision)
+            value = jnp.where(still, 0, inner_product(lift, sign))
             if self.precision == jax.lax.Precision.HIGHEST:
                 # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
                 # signs.
@@ -125,7 +126,8 @@ class SkewPolar(StiefelSolver):
                 inner, normal = sign[..., :n, :n], sign[..., n:, :n]
                 residual = tangent_residual(inner)
                 direction = parts.assemble(skew(inner), normal)
-        return Steepest(match_orientation(direction, grad), dual, residual, gap)
+        direction = jnp.where(expand_trailing(still, 2), 0, match_orientation(direction, grad))
+        return Steepest(direction, dual, jnp.where(still, 0, residual), gap)
 
 
 _METHODS: dict[jax.lax.Precision, MsignMethod] = {
