@@ -10,6 +10,7 @@ from manifoldmuon._internal.matrices.arrays import Matrices, identity_like, prod
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.spectral import random_signs
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.linalg import SVD, msign
 
 
@@ -36,7 +37,7 @@ def nearest_orthonormal(x: Matrices) -> Matrices:
 def is_farther(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
     """Return whether a matrix is farther than about each distance from orthonormal.
 
-    Computes `E^4 V` for fixed random signs V in eight columns, with `E = W^T W - I`, in eight thin
+    Computes `E^4 V` for two columns V of fixed random signs, with `E = W^T W - I`, in eight thin
     products: an estimate from below. For a distance of 0.005, rounding to bfloat16 is below the
     limit, and a single singular value that is off by d is detected for d above 0.01 or so. A NaN is
     farther.
@@ -46,10 +47,15 @@ def is_farther(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
       *distances: limits on the largest `|sigma - 1|`.
     """
     high = tall(x)
-    moved = signs = random_signs(high.shape[-1], high.dtype)
-    for _ in range(4):
-        moved = moved - product(high.mT, product(high, moved))
+
+    def deviate(_, rows):
+        # Without a transpose of `high`, which XLA on CPUs would materialise.
+        return rows - product(product(high, rows.mT).mT, high)
+
+    signs = random_signs(high.shape[-1], 2, high.dtype).mT
+    rows = jnp.broadcast_to(signs, (*high.shape[:-2], *signs.shape))
+    rows = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(rows, high))
     # XLA on CPUs compiles the trace of a product faster than a sum of squares.
-    size = trace(product(moved.mT, moved)) / signs.size
+    size = trace(product(rows, rows.mT)) / signs.size
     # Not `>`: overflowing squares give infinity minus infinity, a NaN, which must count as far.
     return [~(size <= (2 * distance) ** 8) for distance in distances]

@@ -207,10 +207,12 @@ def start_vector(matrix: Matrices) -> Vectors:
     return jnp.broadcast_to(vector, (*matrix.shape[:-2], matrix.shape[-1]))
 
 
-def random_signs(width: int, dtype) -> Float[Array, "n k"]:
-    """Return eight columns of random signs, always the same for the same width."""
-    # With a single column XLA on CPUs compiles the products.
-    return jnp.asarray(np.random.default_rng(0).choice((-1.0, 1.0), (width, 8)), dtype)
+def random_signs(width: int, count: int, dtype) -> Float[Array, "n k"]:
+    """Return columns of random signs, always the same for the same shape.
+
+    XLA on CPUs compiles kernels for products with a single column, but not with several.
+    """
+    return jnp.asarray(np.random.default_rng(0).choice((-1.0, 1.0), (width, count)), dtype)
 
 
 def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
@@ -231,7 +233,7 @@ def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1
         return vectors, 2 * product(gram, vectors) - vectors - before / 4
 
     width = gram.shape[-1]
-    signs = jnp.broadcast_to(random_signs(width, gram.dtype), (*gram.shape[:-1], 8))
+    signs = jnp.broadcast_to(random_signs(width, 8, gram.dtype), (*gram.shape[:-1], 8))
     # This start gives polynomials of the third kind, `T_65(x) / x` of a singular value x.
     carry = match_varying_axes((2 * signs, signs), gram)
     _, vectors = jax.lax.fori_loop(0, 32, advance, carry)
