@@ -56,6 +56,7 @@ SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03, contrac
 ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, contract=True)
 
 _SMALL = 64  # columns
+_SMALL_LIFT = 80  # rows for which a larger matrix is worth the shorter compilation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,9 @@ class SkewPolar(StiefelSolver):
     and for float32 on accelerators. Singular values below about 2e-3 of the largest are not
     resolved and count in full in the gap: choose another method for these.
 
-    For `m <= 2 n` the polar factor is computed of the `m x m` matrix itself, for taller points of
-    its `2n x 2n` representation `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
+    For `m <= 2 n`, and for at most 80 rows with `m <= 3 n`, the polar factor is computed of the
+    `m x m` matrix itself, for taller points of its `2n x 2n` representation
+    `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
 
     Attributes:
       method: the polar factor of the skew matrix; None: the default for the precision.
@@ -97,7 +99,7 @@ class SkewPolar(StiefelSolver):
         point, scaled = tall(at), tall(scale_to_unit_exponent(grad, ndim=2)[0])
         m, n = point.shape[-2:]
         with jax.default_matmul_precision(self.precision.name.lower()):
-            if m <= 2 * n:
+            if m <= max(2 * n, min(3 * n, _SMALL_LIFT)):
                 parts, missed = None, 0
                 lift = skew(product(scaled, point.mT, tangent_precision(self.precision)))
             else:

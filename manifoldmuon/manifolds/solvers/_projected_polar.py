@@ -108,7 +108,8 @@ class _Projected(StiefelSolver):
         square = inner_product(along, along) + trace(normal)
         # An entry of `normal` is off by less than a unit of rounding times the lengths of two
         # columns. The root must not be too large for `outer` itself.
-        normal = normal + jnp.finfo(normal.dtype).eps * expand_trailing(square, 2) * identity_like(normal)
+        raised = expand_trailing(jnp.finfo(normal.dtype).eps * square, 2)
+        normal = normal + raised * identity_like(normal)
         gram = normal - along @ along
         root = inverse_sqrt(gram, self.schedule or COARSE_SCHEDULE)
         raw, rest = along @ root, root @ (normal @ root)
