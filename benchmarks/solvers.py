@@ -31,7 +31,7 @@ from manifoldmuon.manifolds.solvers import (
 from manifoldmuon.norms import Spectral
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
-from studies.display import COLOURS, dress, markdown_table, panels
+from studies.display import COLOURS, dress, legend_above, markdown_table, panels
 from studies.program import parse
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
@@ -184,7 +184,7 @@ def markdown(record: dict) -> str:
 
 def plot(record: dict) -> Figure:
     """Plot gap against time, with a panel per shape: smallest and largest gap of the families."""
-    figure, grid = panels(1, len(SMALL), width=6.0, height=4.6)
+    figure, grid = panels(1, len(SMALL), width=3.6, height=3.8)
     times = {tuple(row["shape"]): row["seconds"] for row in record["timings"]}
     for panel, shape in zip(grid[0], SMALL, strict=True):
         seconds = times[shape]
@@ -193,13 +193,13 @@ def plot(record: dict) -> Figure:
             if tuple(row["shape"]) == shape and row["gradient"] in STIEFEL_FAMILIES:
                 gaps.setdefault(row["solver"], []).append(max(row["gap"], 1e-8))
         for index, (name, found) in enumerate(gaps.items()):
-            style = {"color": COLOURS[index % 8], "marker": "ods^"[index // 8]}
+            style = {"color": COLOURS[index % 7], "marker": "od"[index // 7]}
             across = seconds[name] / seconds[MUON]
             panel.plot([across] * 2, [min(found), max(found)], label=name, **style)
         panel.set(xscale="log", yscale="log", xlim=(0.1, 300), ylim=(3e-8, 1))
         title = f"{shape[0]} x {shape[1]}"
         dress(panel, title, "families of gradients: best to worst", "time, Muon's five = 1", "gap")
-    grid[0, -1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    legend_above(figure, grid[0, 0], columns=5)
     return figure
 
 

@@ -22,7 +22,7 @@ from studies.classification import accuracy, cross_entropy, init_weights, shapes
 from studies.datasets import batches
 from studies.digits.methods import METHODS, SOLVERS, build_adamw
 from studies.digits.study import Digits
-from studies.estimates import Mean
+from studies.estimates import estimate, shown
 from studies.program import parse, save
 
 MULTIPLIERS = (1.0, 2.0, 4.0, 8.0)
@@ -49,7 +49,7 @@ def held_out(settings: Digits, seed: int) -> tuple[np.ndarray, ...]:
 def grid_row(
     settings: Digits, optimizer: str, multiplier: float, weight_decay: float | None, parts: tuple
 ) -> list[dict]:
-    """Return an entry per learning rate: means and standard errors over the seeds."""
+    """Return an entry per learning rate: means and 95 % intervals over the seeds."""
     method = METHODS[optimizer]
     shapes = shapes_of((parts[0].shape[-1], *settings.widths, 10))
     geometry = method.geometry and method.geometry(shapes, SOLVERS[settings.solver])
@@ -85,7 +85,7 @@ def grid_row(
     table = {name: np.asarray(value, np.float64) for name, value in named}
     common = {"optimizer": optimizer, "multiplier": multiplier, "weight_decay": weight_decay}
     return [
-        common | {"learning_rate": rate} | {key: vars(Mean.of(table[key][i])) for key in table}
+        common | {"learning_rate": rate} | {key: estimate(table[key][i]) for key in table}
         for i, rate in enumerate(RATES[optimizer])
     ]
 
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         score = row["held_out_accuracy"]
         print(
             f"{row['optimizer']:8} x{row['multiplier']:g} lr {row['learning_rate']:<6g}"
-            f" {Mean(**score).text('.2f')} %, weight decay {row['weight_decay']}"
+            f" {shown(score, '.2f')} %, weight decay {row['weight_decay']}"
         )
     record = {"settings": settings.settings(), "rows": rows}
     for derived in ("learning_rates", "multiplier", "optimizers"):  # these are what is tuned

@@ -3,6 +3,7 @@
 `--formulas-if-npm` continues without formulas if npm's registry cannot be reached.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -47,10 +48,11 @@ def build() -> None:
 
 
 def _keep_together(site: Path) -> None:
-    """Break no line at a plus-minus sign: `±` gets spaces that do not break."""
+    """Break no line around a plus-minus sign or before a percent sign."""
     for page in site.rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        page.write_text(text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"), "utf-8")
+        text = text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+        page.write_text(re.sub(r"(?<=\d) %", "\N{NO-BREAK SPACE}%", text), "utf-8")
 
 
 def _stop_on(title: str, lines: list[str]) -> None:

@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 
+from studies.display import BLUE, GREY, ORANGE, PURPLE
+
 _ROOT = Path(__file__).parents[1]
 _DIGITS = _ROOT / "studies" / "results" / "digits-40-seeds.json"
 _PROOFS = _ROOT / "docs" / "lab" / "results" / "certified-mnist.json"
-# Okabe and Ito's colours; their orange is darkened to a contrast of 3 with white.
-_BLUE, _ORANGE, _PURPLE, _GREY = "#0072B2", "#C58000", "#CC79A7", "#767676"
 
 
 def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
     """Write the picture: singular values by training step, certified accuracy by radius."""
-    figure = Figure(figsize=(8.8, 3.1), layout="constrained")
+    figure = Figure(figsize=(7.8, 3.1), layout="constrained")
     left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
     _singular_values(left, json.loads(digits.read_text(encoding="utf-8")))
     _proofs(right, json.loads(proofs.read_text(encoding="utf-8")))
@@ -31,7 +31,7 @@ def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
 
 def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
     end = record["settings"]["steps"]
-    for name, colour in {"adamw": _GREY, "muon": _ORANGE}.items():
+    for name, colour in {"adamw": GREY, "muon": ORANGE}.items():
         steps, low, high = _range(record, name)
         ends = high if name == "muon" else low
         panel.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -39,8 +39,8 @@ def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
         panel.plot(steps, high, color=colour, linewidth=2)
         _label(panel, record["summary"][name]["label"], end, ends[-1], colour)
     steps, low, high = _range(record, "stiefel")
-    panel.plot(steps, (low + high) / 2, color=_BLUE, linewidth=3)  # one line: they differ by 1e-6
-    _label(panel, "on the\nmanifold", end, high[-1], _BLUE)
+    panel.plot(steps, (low + high) / 2, color=BLUE, linewidth=3)  # one line: they differ by 1e-6
+    _label(panel, "manifold\nMuon", end, high[-1], BLUE)
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_locator(NullLocator())
@@ -56,18 +56,18 @@ def _range(record: dict[str, Any], name: str) -> tuple[Any, Any, Any]:
 
 
 def _proofs(panel: Axes, record: dict[str, Any]) -> None:
-    lines = {  # name, colour, place of the label
-        "manifold Muon": ("on the manifold", _BLUE, (1.25, 80)),
-        "Björck + Adam": ("parametrised\n(Björck, Adam)", _PURPLE, (0.64, 45)),
-        "AdamW, free": ("no constraint\n(AdamW)", _GREY, (0.78, 14)),
+    lines = {  # colour, place of the label
+        "manifold Muon": (BLUE, (1.25, 82)),
+        "Björck + Adam": (PURPLE, (0.75, 32)),
+        "AdamW, free": (GREY, (0.85, 10)),
     }
-    for name, (label, colour, place) in lines.items():
+    for name, (colour, place) in lines.items():
         curve = 100 * np.array(record["summary"]["fc-256"][name]["time"]["curve"])
         radii = np.linspace(0, 1.5 * 1.58, len(curve))  # as in the picture of the study
         panel.plot(radii, curve, color=colour, linewidth=3)
-        _label(panel, label, *place, colour)
+        _label(panel, name, *place, colour)
     panel.set(xlim=(0, 2.37), ylim=(0, 100), xlabel="length of the change, pixels from 0 to 1")
-    panel.set_title("Test images (%) that no such change can fool", fontsize=10)
+    panel.set_title("Test images (%) with a proof", fontsize=10)
 
 
 def _label(panel: Axes, text: str, x: float, y: float, colour: str) -> None:

@@ -1,42 +1,135 @@
-"""Thumbnails of the pictures in the gallery, docs/examples.md; their names are `origin-name`."""
+"""Thumbnails of the gallery, docs/examples.md: one message each, readable at 200 pixels.
 
+A thumbnail is the last picture of a tutorial, or drawn here from a record; names are
+`tutorial-name` and the keys of `DRAWN`.
+"""
+
+import json
+import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from PIL import Image
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
-_ROOT = Path(__file__).parents[1]
-_FOLDERS = {
-    "lab": _ROOT / "docs" / "lab" / "results",
-    "benchmarks": _ROOT / "docs" / "benchmarks" / "results",
-    "studies": _ROOT / "studies" / "results",
-}
-_WIDEST = 640  # twice the size in the gallery, for high-resolution screens
+from studies.display import BLUE, GREY, ORANGE, PURPLE
 
-
-def pictures() -> Iterator[tuple[str, Path]]:
-    """Yield the name and picture of each thumbnail; for a tutorial, its last picture."""
-    for origin, folder in _FOLDERS.items():
-        yield from ((f"{origin}-{path.name}", path) for path in sorted(folder.glob("*.png")))
-    tutorials = _ROOT / "docs" / "tutorials"
-    for source in sorted(tutorials.glob("*.py")):
-        found = tutorials.glob(f"{source.stem}-*.svg")
-        for path in sorted(found, key=lambda path: int(path.stem.rsplit("-", 1)[1]))[-1:]:
-            yield f"tutorial-{source.stem}.svg", path
+_DOCS = Path(__file__).parent
+_STYLE: Any = {
+    "font.size": 13, "axes.spines.top": False, "axes.spines.right": False,
+    "svg.hashsalt": "thumbnails",  # equal files from equal records
+}  # fmt: skip
 
 
 def write(to: Path) -> None:
     """Empty the folder, then write the thumbnails that the gallery shows."""
     shutil.rmtree(to, ignore_errors=True)
     to.mkdir()
-    gallery = (_ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
-    for name, path in pictures():
-        if f"thumbnails/{name})" not in gallery:
+    for name in shown():
+        if tutorial := name.removeprefix("tutorial-") if name not in DRAWN else "":
+            pictures = (_DOCS / "tutorials").glob(f"{tutorial}-*.svg")
+            last = max(pictures, key=lambda path: int(path.stem.rsplit("-", 1)[1]))
+            shutil.copy(last, to / f"{name}.svg")
             continue
-        if path.suffix == ".svg":
-            shutil.copy(path, to / name)
-            continue
-        with Image.open(path) as picture:
-            picture.thumbnail((_WIDEST, _WIDEST))
-            picture.convert("RGB").quantize(64).save(to / name, optimize=True)
+        with mpl.rc_context(_STYLE):
+            figure = Figure(figsize=(4, 2.6), layout="constrained")
+            DRAWN[name](figure.subplots())
+            figure.savefig(to / f"{name}.svg", metadata={"Date": None})
+
+
+def shown() -> list[str]:
+    """Return the names of the thumbnails in the gallery."""
+    page = (_DOCS / "examples.md").read_text(encoding="utf-8")
+    return re.findall(r"\(thumbnails/([\w-]+)\.svg\)", page)
+
+
+def _certified(panel: Axes) -> None:
+    methods = _record("certified-mnist")["summary"]["fc-256"]
+    lines = {
+        "manifold Muon": (BLUE, (1.25, 82)), "Björck + Adam": (PURPLE, (0.72, 33)),
+        "AdamW, free": (GREY, (1.0, 8)),
+    }  # fmt: skip
+    for name, (colour, place) in lines.items():
+        curve = 100 * np.array(methods[name]["time"]["curve"])
+        radii = np.linspace(0, 1.5 * 1.58, len(curve))
+        panel.plot(radii, curve, color=colour, linewidth=3)
+        panel.text(*place, name, color=colour, fontweight="bold")
+    panel.set(xlim=(0, 2.37), ylim=(0, 100), xlabel="size of the change", ylabel="proved (%)")
+
+
+def _plasticity(panel: Axes) -> None:
+    methods = _record("plasticity")["summary"]
+    lines = {
+        "Adam": (GREY, (52, 1.5)), "Muon": (ORANGE, (22, 1.72)), "MuonH": (BLUE, (52, 0.68)),
+        "Muon, decay 1": (PURPLE, (25, 0.28)),
+    }  # fmt: skip
+    for name, (colour, place) in lines.items():
+        curve = methods[name]["by_part"]
+        tasks = np.linspace(80 / len(curve), 80, len(curve))
+        panel.plot(tasks, curve, color=colour, linewidth=3)
+        panel.text(*place, name, color=colour, fontweight="bold")
+    panel.set(xlabel="tasks so far", ylabel="loss", ylim=(0, 2))
+
+
+def _momentum_bits(panel: Axes) -> None:
+    muon = _record("momentum-bits")["summary"]["Muon"]
+    names = [name for name in muon if name != "float32"]
+    means = [muon[name]["beyond"]["mean"] for name in names]
+    low, high = np.transpose([muon[name]["beyond"]["interval"] for name in names])
+    panel.errorbar(names, means, (means - low, high - means), fmt="o", color=BLUE, capsize=6,
+                   linewidth=3, markersize=9)  # fmt: skip
+    panel.axhline(0, color=GREY)
+    panel.text(1.35, -0.0005, "float32", color=GREY, fontweight="bold", va="top")
+    panel.set(xlim=(-0.4, 2.4), xlabel="momentum of Muon", ylabel="loss, nats", yticks=(0, 0.01))
+
+
+def _gpt(panel: Axes) -> None:
+    record = json.loads((_DOCS.parent / "studies/results/hello_gpt.json").read_text("utf-8"))
+    for row in record["rows"]:
+        panel.plot(row["step"], row["validation_curve"], color=BLUE, linewidth=2)
+    panel.axhline(1.8968, color=GREY, linewidth=3, linestyle="--")
+    panel.text(700, 2.42, "three seeds", color=BLUE, fontweight="bold")
+    panel.text(100, 1.76, "published", color=GREY, fontweight="bold")
+    panel.set(xlabel="step", ylabel="validation loss", ylim=(1.7, 2.6))
+
+
+def _cheaper_muon(panel: Axes) -> None:
+    table = (_DOCS / "benchmarks/results/scale.overheads.md").read_text(encoding="utf-8")
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.splitlines()]
+    (row,) = (row for row in rows if row[1:3] == ["1.2 B, v5e 2x4", "float32"])
+    cells = {name: cell.split(" (")[0] for name, cell in zip(rows[0], row, strict=True)}
+    names = {
+        "Optax's Muon": "optax.contrib.muon", "manifold_muon": "manifold_muon, ProjectedPolar()",
+        "muon": "muon",
+    }  # fmt: skip
+    values = [float(cells[name].removesuffix(" %")) for name in names.values()]
+    bars = panel.barh(list(names), values, color=[GREY, ORANGE, BLUE])
+    panel.bar_label(bars, fmt="{:g} %", padding=3)
+    panel.set(xlim=(0, 38), xlabel="added to a step")
+    panel.invert_yaxis()
+
+
+def _fine_tuning(panel: Axes) -> None:
+    methods = _record("fine-tuning")["summary"]["target"]
+    names = ["LoRA, Muon", "LoRA, Adam", "StelLA", "LoRA, A orthonormal"]
+    means = [methods[name]["mean"] for name in names]
+    low, high = np.transpose([methods[name]["interval"] for name in names])
+    labels = [*names[:3], "A orthonormal"]
+    for at, colour in enumerate((GREY, GREY, BLUE, BLUE)):
+        panel.errorbar([means[at]], [at], xerr=[[means[at] - low[at]], [high[at] - means[at]]],
+                       fmt="o", color=colour, capsize=5, linewidth=3, markersize=9)  # fmt: skip
+    panel.set_yticks(range(len(names)), labels)
+    panel.set(xlim=(-5, -2.5), ylim=(-0.5, 3.5), xlabel="log10 of the error")
+
+
+def _record(name: str) -> Any:
+    return json.loads((_DOCS / "lab" / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+DRAWN = {
+    "certified": _certified, "cheaper-muon": _cheaper_muon, "fine-tuning": _fine_tuning,
+    "gpt": _gpt, "momentum-bits": _momentum_bits, "plasticity": _plasticity,
+}  # fmt: skip

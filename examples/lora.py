@@ -9,18 +9,9 @@ import optax
 from flax import nnx
 
 import manifoldmuon as mm
-from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.norms import FanRatio, RMSToRMS
+from manifoldmuon.frameworks.nnx import lora_geometry
 
 WIDTH, RANK = 32, 4
-
-# The factor with a random start is orthonormal; the factor that starts at zero is unconstrained.
-GEOMETRY = mm.optim.by_path(
-    {
-        "**/lora_a": Stiefel(FanRatio()).transposed(),  # (in, rank)
-        "**/lora_b": Euclidean(RMSToRMS()).transposed(),  # (rank, out)
-    }
-)
 
 
 class Net(nnx.Module):
@@ -50,10 +41,11 @@ def main(steps: int = 200) -> dict[str, float]:
     x = jax.random.normal(jax.random.key(1), (256, 8))
     target = jnp.roll(model(x), 1, axis=-1)
     before = model(x)
-    nnx.update(model, mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.LoRAParam)))
+    geometry = lora_geometry(model)
+    nnx.update(model, mm.optim.project_tree(geometry, nnx.state(model, nnx.LoRAParam)))
     found = {"jump": float(jnp.abs(model(x) - before).max())}  # zero, because B is zero
 
-    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), GEOMETRY)
+    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), geometry)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)  # the base is frozen
 
     def loss(model):
@@ -67,7 +59,7 @@ def main(steps: int = 200) -> dict[str, float]:
 
     losses = [float(step(model, optimizer)) for _ in range(steps)]
     found |= {"first loss": losses[0], "last loss": losses[-1]}
-    distances = mm.optim.monitor_distance(GEOMETRY, nnx.state(model, nnx.LoRAParam))
+    distances = mm.optim.monitor_distance(geometry, nnx.state(model, nnx.LoRAParam))
     found["distance"] = float(max(distances.values()))
     adapted = model(x)
     merge(model)

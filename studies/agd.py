@@ -16,7 +16,7 @@ import manifoldmuon as mm
 from studies import datasets
 from studies.classification import Weights, accuracy, logits, shapes_of
 from studies.datasets import FlatImages, batches
-from studies.display import dress, panels, text_table
+from studies.display import BLUE, ORANGE, dress, panels, text_table
 from studies.study import Cell, Record, Row, Study, option
 from studies.training import begin, train
 
@@ -117,18 +117,19 @@ class AutomaticDescent(Study):
         return text_table(["", "train loss", "train accuracy", "test accuracy"], lines)
 
     def plot(self, record: Record) -> Any:
-        figure, grid = panels(3, len(self.depths), width=2.9, height=2.4)
+        depths = dict.fromkeys((min(self.depths), max(self.depths)))
+        figure, grid = panels(3, len(depths), width=3.6, height=2.4)
         for first, *others in grid:  # rows share an axis
             for panel in others:
                 panel.sharey(first)
-        for depth, (loss, accuracies, eta) in zip(self.depths, grid.T, strict=True):
+        for depth, (loss, accuracies, eta) in zip(depths, grid.T, strict=True):
             best = record["summary"][str(depth)]["best_adam"]
             for row in record["rows"]:
                 if row["depth"] != depth:
                     continue
                 style: dict[str, Any] = {"color": "#c9c9c9", "linewidth": 1}
                 if row["method"] in (AGD, best):
-                    colour = "#0072B2" if row["method"] == AGD else "#E69F00"
+                    colour = BLUE if row["method"] == AGD else ORANGE
                     style = {"color": colour, "linewidth": 2, "zorder": 3}
                 loss.plot(row["train_loss"], **style)
                 accuracies.plot([100 * x for x in row["test_accuracy"]], **style)

@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#767676", "#000000")
-"""Okabe and Ito's colours, distinguishable with colour blindness."""
+COLOURS = ("#0072B2", "#C58000", "#CC79A7", "#000000", "#767676", "#3A9AD0", "#009E73")
+"""Okabe and Ito's colours, orange and sky darkened to a contrast of 3 with white; no vermilion,
+which is close to the dark orange for colour-blind readers."""
+
+BLUE, ORANGE, PURPLE, BLACK, GREY, SKY, GREEN = COLOURS
 
 
 def panels(rows: int, columns: int, width: float = 5.0, height: float = 3.8) -> tuple[Any, Any]:
@@ -29,6 +32,12 @@ def dress(panel: Any, title: str, subtitle: str, x: str, y: str) -> None:
     panel.grid(color="#e2e2e2", linewidth=0.6)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(figure: Any, panel: Any, columns: int = 4) -> None:
+    """Draw the legend of a panel above the figure, off the data."""
+    handles, labels = panel.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def text_table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

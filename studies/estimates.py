@@ -4,9 +4,8 @@ In a record, an estimate is an object with a number, `mean` or `value` depending
 an `interval`, `[low, high]`; either may be None.
 """
 
-import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,29 +16,6 @@ Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
 
 Found = Mapping[str, Any]
 """An estimate from a record."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Mean:
-    """A mean over seeds and its standard error (None for a single seed)."""
-
-    mean: float
-    error: float | None
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "Mean":
-        """Compute the mean of independent values, at least one."""
-        array = np.fromiter(values, np.float64)
-        if not len(array):
-            raise ValueError("values must hold at least one number; got none")
-        with np.errstate(invalid="ignore"):  # a training may have diverged to infinity
-            error = float(array.std(ddof=1) / np.sqrt(len(array))) if len(array) > 1 else None
-            return cls(float(array.mean()), error)
-
-    def text(self, form: str) -> str:
-        """Format the mean and, if any, the error; a sign in `form` applies to the mean only."""
-        error = "" if self.error is None else f" ± {self.error:{form.lstrip('+')}}"
-        return f"{self.mean:{form}}{error}"
 
 
 class Estimate(NamedTuple):
@@ -64,21 +40,29 @@ class Estimate(NamedTuple):
 
 def mean_estimate(values: Numbers) -> Estimate:
     """Estimate the mean of independent values, such as results of seeds; at least one."""
-    found = Mean.of(values)
-    return Estimate.of(found.mean, found.error or 0.0, len(values) - 1)
+    return Estimate.of(*_mean_and_error(values), len(values) - 1)
 
 
 def difference_estimate(values: Numbers, others: Numbers) -> Estimate:
     """Estimate mean(values) - mean(others), for equally many independent values in both."""
-    one, two = Mean.of(values), Mean.of(others)
-    error = math.hypot(one.error or 0.0, two.error or 0.0)
-    return Estimate.of(one.mean - two.mean, error, 2 * (len(values) - 1))
+    (one, error), (two, other) = _mean_and_error(values), _mean_and_error(others)
+    return Estimate.of(one - two, math.hypot(error, other), 2 * (len(values) - 1))
 
 
 def slope_estimate(x: Numbers, y: Numbers) -> Estimate:
     """Estimate the slope of the least-squares line; curvature widens the interval like noise."""
     line: Any = scipy.stats.linregress(x, y)
     return Estimate.of(float(line.slope), float(line.stderr), len(x) - 2)
+
+
+def _mean_and_error(values: Numbers) -> tuple[float, float]:
+    """Return the mean and its standard error, 0 for a single value."""
+    array = np.asarray(values, np.float64)
+    if not len(array):
+        raise ValueError("values must hold at least one number; got none")
+    with np.errstate(invalid="ignore"):  # a training may have diverged to infinity
+        error = array.std(ddof=1) / math.sqrt(len(array)) if len(array) > 1 else 0.0
+        return float(array.mean()), float(error)
 
 
 def half_width(interval: Sequence[float | int | None] | None) -> float | None:

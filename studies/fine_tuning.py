@@ -19,7 +19,7 @@ from manifoldmuon.optim import manifold_muon, muon
 from studies import training
 from studies.classification import accuracy, cross_entropy
 from studies.datasets import FlatImages, batches, load_digits, load_mnist, standardise
-from studies.display import COLOURS, dress, panels, text_table
+from studies.display import COLOURS, dress, legend_above, panels, text_table
 from studies.estimates import at_best_rate, estimate, shown
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
@@ -349,5 +349,5 @@ def picture(record: Mapping[str, Any]) -> Any:
         dress(panel, f"{task}, rank {record['settings']['rank']}",
               "mean over seeds", "octaves from the arm's best rate",
               "log10 of the relative error" if task == "target" else "held-out loss")  # fmt: skip
-    grid[0, 0].legend(fontsize=8)
+    legend_above(figure, grid[0, 0])
     return figure

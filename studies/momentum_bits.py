@@ -11,7 +11,7 @@ import optax
 
 from manifoldmuon.contrib import quantized
 from studies.datasets import TEXTS
-from studies.display import COLOURS, dress, panels, text_table
+from studies.display import COLOURS, dress, legend_above, panels, text_table
 from studies.estimates import estimate, half_width, shown
 from studies.study import Cell, Record, Row, Study, option
 from studies.transformers.methods import METHODS
@@ -150,7 +150,7 @@ class MomentumBits(Study):
             )  # fmt: skip
         panel.axhline(0, color="#444444", linewidth=1)
         panel.set_xticks(range(len(names)), names)
-        panel.legend(frameon=False)
-        dress(panel, "Momentum in few bits", f"held-out loss beyond momentum in {FULL}, nats",
-              "momentum in", "nats")  # fmt: skip
+        legend_above(figure, panel)
+        dress(panel, "Momentum in few bits", f"beyond momentum in {FULL}; 95 % intervals",
+              "momentum in", "held-out loss (nats)")  # fmt: skip
         return figure

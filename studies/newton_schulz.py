@@ -18,7 +18,7 @@ from manifoldmuon.linalg import (
     PolarExpress,
     Schedule,
 )
-from studies.display import COLOURS, dress, panels, short, text_table
+from studies.display import COLOURS, dress, legend_above, panels, short, text_table
 from studies.study import Cell, Record, Row, Study, option
 
 NAMED = {
@@ -143,7 +143,7 @@ class NewtonSchulzDesigner(Study):
         )
 
     def plot(self, record: Record) -> Any:
-        figure, [(iterates, errors, costs)] = panels(1, 3, width=5.0, height=4.3)
+        figure, [(iterates, errors, costs)] = panels(1, 3, width=3.6, height=3.6)
         x = np.geomspace(self.lower / 10, 1, 4000)
         _iterates(iterates, x, record["rows"][0]["coefficients"], self.lower)
         for row, colour in zip(record["rows"], COLOURS, strict=False):
@@ -157,8 +157,7 @@ class NewtonSchulzDesigner(Study):
         errors.axvline(self.lower, color="#444444", linewidth=1, linestyle=(0, (4, 3)))
         costs.set_ylim(1e-16, 3)
         costs.set_xlim(0, 46)
-        handles, labels = errors.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=6, frameon=False)
+        legend_above(figure, errors, columns=6)
         dress(errors, "Error", "of the whole schedules; dashed: the lower bound",
               "singular value x", "|f(x) - 1|")  # fmt: skip
         dress(costs, "What a product buys", f"largest error over [{self.lower:g}, 1] by the steps",

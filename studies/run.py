@@ -115,8 +115,14 @@ def _in_processes(study: Study, groups: Sequence[Sequence[Cell]], jobs: int) -> 
         joblib.parallel_config("loky", inner_max_num_threads=1),
     ):
         pool: Any = joblib.Parallel(jobs, return_as="generator_unordered")
+        # Ctrl-C is this process's to handle: workers inherit that they ignore it.
+        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
-            for pairs in pool(joblib.delayed(_measure_group)(study, group) for group in groups):
+            found = pool(joblib.delayed(_measure_group)(study, group) for group in groups)
+        finally:
+            signal.signal(signal.SIGINT, handler)
+        try:
+            for pairs in found:
                 yield from pairs
         except BaseException:  # after Ctrl-C a worker would finish its cell first
             get_reusable_executor().shutdown(wait=False, kill_workers=True)
@@ -124,7 +130,6 @@ def _in_processes(study: Study, groups: Sequence[Sequence[Cell]], jobs: int) -> 
 
 
 def _measure_group(study: Study, group: Sequence[Cell]) -> list[tuple[Cell, Row]]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     return [(cell, measured(study, cell)) for cell in group]
 
 

@@ -13,11 +13,11 @@ from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import Spectral
 from manifoldmuon.optim import chain, manifold_muon, retract, scale_by_steepest
 from studies import classification
-from studies.display import COLOURS, dress, panels, text_table
+from studies.display import COLOURS, dress, legend_above, panels, text_table
 from studies.estimates import half_width, mean_estimate, shown
 from studies.study import Cell, Record, Row, Study, option
 
-EXACT = "exact"
+EXACT = "ClosedForm"
 """The reference."""
 
 
@@ -33,7 +33,7 @@ def _no_projection(rate: Any) -> optax.GradientTransformation:
 
 SOLVERS: dict[str, Any] = {
     EXACT: lambda rate: manifold_muon(rate, Stiefel(solver=ClosedForm())),
-    "one step": lambda rate: manifold_muon(rate, Stiefel(solver=ProjectedPolar())),
+    "ProjectedPolar": lambda rate: manifold_muon(rate, Stiefel(solver=ProjectedPolar())),
     "no projection": _no_projection,
 }
 
@@ -112,7 +112,7 @@ class SolverShootOut(Study):
             for solver, rates in record["summary"].items()
             for rate, found in rates.items()
         ]  # fmt: skip
-        header = ["", "test accuracy", "minus exact, points", "log loss minus exact"]
+        header = ["", "test accuracy", f"minus {EXACT}, points", f"log loss minus {EXACT}"]
         return text_table(header, lines)
 
     def plot(self, record: Record) -> Any:
@@ -120,20 +120,20 @@ class SolverShootOut(Study):
         rates, seeds = record["settings"]["rates"], record["settings"]["seeds"]
         others = [solver for solver in record["summary"] if solver != EXACT]
         for panel, key, title, label in (
-            (points, "accuracy_minus_exact", "Test accuracy", "points more than exact"),
-            (losses, "log_loss_minus_exact", "Training loss", "log of the loss, minus exact"),
+            (points, "accuracy_minus_exact", "Test accuracy", f"points more than {EXACT}"),
+            (losses, "log_loss_minus_exact", "Training loss", f"log loss, minus {EXACT}"),
         ):
             for k, solver in enumerate(others):
                 found = [entry[key] for entry in record["summary"][solver].values()]
                 values = [np.nan if f["value"] is None else f["value"] for f in found]
                 bars = [half_width(f["interval"]) or 0.0 for f in found]
                 panel.errorbar(np.array(rates) * 1.08 ** (k - 0.5), values, bars, fmt="o",
-                               color=COLOURS[1 + k], capsize=3, label=solver)  # fmt: skip
+                               color=COLOURS[k], capsize=3, label=solver)  # fmt: skip
             panel.axhline(0, color="#444444", linewidth=1)
             panel.set_xscale("log")
             panel.set_xticks(rates, [f"{rate:g}" for rate in rates])
             panel.minorticks_off()
-            panel.legend(frameon=False)
             dress(panel, title, f"paired over {len(seeds)} seeds, 95 % intervals",
                   "learning rate", label)  # fmt: skip
+        legend_above(figure, points)
         return figure

@@ -229,6 +229,8 @@ muon(0.1, FLAT, weight_decay=optax.scale(1.0))  # muon: weight_decay must be a f
 muon(0.1, FLAT).init({"w": COMPLEX})  # the parameter 'w' has dtype complex64; only real floating
 muon(0.1, FLAT).init({"w": jnp.zeros((3, 2), jnp.float8_e4m3fn)})  # the parameter 'w' has dtype
 muon(0.1, Stiefel()).init(PARAMS)  # muon is for flat space, but ['w'] lie on constrained manifolds;
+manifold_muon(0.1, FLAT, rest=0.1)  # manifold_muon: rest must be a GradientTransformation; got 0.1
+muon(0.1, FLAT, rest=optax.adam)  # muon: rest must be a GradientTransformation; got <function adam
 muonh(0.1, FLAT, rest=0.1)  # muonh: rest must be a GradientTransformation; got 0.1
 muonh(0.1, FLAT, method="x")  # muonh: method must be a MsignMethod such as SVD(); got 'x'
 hyperball(optax.sgd(0.1), 0.1, FLAT).init(PARAMS)  # hyperball(base) must ascend, without a learning

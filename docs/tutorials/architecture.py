@@ -79,20 +79,22 @@ def final_losses(net, optimizer, rates):
     return np.asarray(jax.jit(jax.vmap(train))(rates))
 
 
-# %% alt="Loss over the learning rate for three widths, with modular and with Adam."
-figure, panels = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained", sharey=True)
+# %% alt="The best learning rate over three widths: it stays with modular and falls with Adam."
+figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")
 ranges = {"modular": 2.0 ** np.arange(-4, 1), "Adam": 2.0 ** np.arange(-7, -2)}
-for panel, (name, rates) in zip(panels, ranges.items(), strict=True):
-    for width, colour in {32: "#56B4E9", 256: "#0072B2", 1024: "#000000"}.items():
+widths = (32, 256, 1024)
+for (name, rates), colour in zip(ranges.items(), ("#0072B2", "#767676"), strict=True):
+    best = []
+    for width in widths:
         net = network(width)
         optimizer = optax.adam if name == "Adam" else partial(mm.optim.modular, architecture=net)
         losses = final_losses(net, optimizer, rates)
-        panel.plot(rates, losses, "o-", color=colour, label=f"width {width}")
-        print(f"{name}, width {width:3}: best rate {rates[np.nanargmin(losses)]:.4g}")
-    panel.set(title=name, xlabel="learning rate", xscale="log", yscale="log")
-    panel.spines[["top", "right"]].set_visible(False)
-panels[0].set_ylabel("training loss after 100 steps")
-panels[0].legend(frameon=False)
+        best.append(rates[np.nanargmin(losses)])
+        print(f"{name}, width {width:4}: loss {np.nanmin(losses):.3f} at rate {best[-1]:.4g}")
+    panel.loglog(widths, best, "o-", color=colour, linewidth=3, label=name)
+panel.set(xlabel="width", ylabel="best rate", xticks=widths, xticklabels=widths, ylim=(4e-3, 2))
+panel.minorticks_off()
+panel.legend(frameon=False)
 
 # %% [markdown]
 # Adam's best rate falls by a factor of four, `modular`'s stays within one step of the grid. How

@@ -101,7 +101,7 @@ for name, params in {"free": free, "kept": kept}.items():
     print(f"{name}: {100 * right:.1f} % of the test images")
 
 # %% [markdown]
-# The optimizer's state holds a certificate of every direction that it took: how much steeper the
+# The optimizer's state holds the gap of every direction that it took: how much steeper the
 # steepest one might have been at most. And the weights are where they were put, to rounding.
 
 # %%
@@ -129,24 +129,28 @@ def certified(params):
     return bound, np.maximum(own - logits.max(1), 0) / (np.sqrt(2) * bound)
 
 
-# %% alt="Singular values over the steps, and certified accuracy over the size of a change."
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-runs = {
-    "free (Adam)": (free, free_spectra, "#E69F00"),
-    "kept (manifold Muon)": (kept, kept_spectra, "#0072B2"),
-}
-for name, (params, spectra, colour) in runs.items():
-    steps = 10 * np.arange(len(spectra))
-    low, high = [x.min() for x in spectra], [x.max() for x in spectra]
-    left.fill_between(steps, low, high, color=colour, alpha=0.35, edgecolor=colour, linewidth=2)
+# %% alt="Images that stay read correctly over the size of a change: more on the manifold."
+colours = {"Adam": "#C58000", "manifold Muon": "#0072B2"}
+figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")
+for (name, colour), params in zip(colours.items(), (free, kept), strict=True):
     bound, radii = certified(params)
     print(f"{name}: no change is magnified more than {bound:.1f} times")
-    right.plot(np.sort(radii), 100 * np.linspace(1, 0, len(radii)), color=colour, label=name)
-left.set(title="Singular values of all weights", xlabel="step")
-right.set(title="Images that stay read correctly", xlabel="size of the change", ylabel="%")
-right.legend(frameon=False)
-for panel in (left, right):
-    panel.spines[["top", "right"]].set_visible(False)
+    shares = 100 * np.linspace(1, 0, len(radii))
+    panel.plot(np.sort(radii), shares, color=colour, linewidth=3, label=name)
+panel.set(xlabel="size of the change", ylabel="still right (%)")
+figure.legend(loc="outside upper center", ncols=2, frameon=False)
+
+# %% [markdown]
+# This is what the manifold has kept together: the singular values of all weights.
+
+# %% alt="The range of the singular values over the steps: it widens under Adam, and stays 1."
+figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")
+for (name, colour), spectra in zip(colours.items(), (free_spectra, kept_spectra), strict=True):
+    low, high = [x.min() for x in spectra], [x.max() for x in spectra]
+    steps = 10 * np.arange(len(spectra))
+    panel.fill_between(steps, low, high, color=colour, edgecolor=colour, linewidth=3, label=name)
+panel.set(xlabel="step", ylabel="singular values", ylim=(0, None))
+figure.legend(loc="outside upper center", ncols=2, frameon=False)
 
 # %% [markdown]
 # ## From here

@@ -52,11 +52,8 @@ shapes = {
     "head": jnp.zeros((10, 64)),
 }
 STEPS = 60
-tx = mm.optim.hybrid(
-    mm.optim.manifold_muon(optax.linear_schedule(0.05, 0.0, STEPS), geometry),
-    geometry,
-    optax.adam(1e-3),
-)
+rate = optax.linear_schedule(0.05, 0.0, STEPS)
+tx = mm.optim.manifold_muon(rate, geometry, rest=optax.adam(1e-3))
 
 
 def apply(params, x):
@@ -174,12 +171,11 @@ print(f"test accuracy {right:.1%}, distance from the manifold {max(distances.val
 # %% alt="Loss over 60 steps: one device, eight data-parallel, FSDP and a restart lie on one line."
 figure, panel = plt.subplots(figsize=(6, 3), layout="constrained")
 panel.plot(alone, color="#767676", linewidth=6, alpha=0.4, label="one device")
-panel.plot(parallel, color="#E69F00", linewidth=3, label="eight, data-parallel")
+panel.plot(parallel, color="#C58000", linewidth=3, label="eight, data-parallel")
 panel.plot(restarted, "--", color="#0072B2", linewidth=1.5, label="FSDP, restarted on two")
 panel.axvline(30, color="#767676", linewidth=0.8)
 panel.set(xlabel="step", ylabel="training loss")
 panel.legend(frameon=False)
-panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## What each device does
@@ -204,16 +200,15 @@ def operations(tree):
 rows = jax.device_put(large, NamedSharding(mesh, PartitionSpec("data", None)))
 work = {"one device": operations(large)}
 with warnings.catch_warnings(action="ignore"):  # `init` says that the mesh is not set
-    work["eight, mesh not named"] = operations(rows)
+    work["eight, no mesh"] = operations(rows)
 with jax.set_mesh(mesh):
-    work["eight, under set_mesh"] = operations(rows)
+    work["eight, set_mesh"] = operations(rows)
 share = {name: count / work["one device"] for name, count in work.items()}
-figure, panel = plt.subplots(figsize=(6, 1.9), layout="constrained")
-bars = panel.barh(list(share), list(share.values()), color=["#767676", "#E69F00", "#0072B2"])
+figure, panel = plt.subplots(figsize=(4, 1.9), layout="constrained")
+bars = panel.barh(list(share), list(share.values()), color=["#767676", "#C58000", "#0072B2"])
 panel.bar_label(bars, fmt="%.2f", padding=3)
-panel.set(xlabel="operations of one device, relative", xlim=(0, 1.15))
+panel.set(xlabel="work of a device", xlim=(0, 1.3))
 panel.invert_yaxis()
-panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## In your framework

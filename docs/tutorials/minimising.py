@@ -76,12 +76,11 @@ def curve(method):
     return [norm for _, norm in sorted(norms)]
 
 
-figure, panel = plt.subplots(figsize=(6, 3), layout="constrained")
-for method, colour in ((LBFGS(), "#E69F00"), (TrustRegion(), "#0072B2")):
-    panel.semilogy(curve(method), color=colour, marker="o", label=type(method).__name__)
-panel.set(xlabel="step", ylabel="Riemannian gradient")
+figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")
+for method, colour in ((LBFGS(), "#C58000"), (TrustRegion(), "#0072B2")):
+    panel.semilogy(curve(method), color=colour, linewidth=3, label=type(method).__name__)
+panel.set(xlabel="step", ylabel="gradient")
 panel.legend(frameon=False)
-panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## From many starts

@@ -158,14 +158,13 @@ print(f"after 300 steps each row adds up to zero, within {abs(sums).max():.0e}")
 
 # %% alt="Test accuracy over the change of brightness: flat for standardized rows, falling without."
 shifts = np.linspace(-3, 3, 25)
-figure, panel = plt.subplots(figsize=(6, 3.2), layout="constrained")
-for (name, params), colour in zip(networks.items(), ["#E69F00", "#0072B2"], strict=True):
+figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")
+for (name, params), colour in zip(networks.items(), ["#C58000", "#0072B2"], strict=True):
     right = [(apply(params, images[test] + c).argmax(-1) == labels[test]).mean() for c in shifts]
     print(f"{name}: {100 * right[12]:.1f} % as it is, {100 * min(right):.1f} % at worst")
-    panel.plot(shifts, 100 * np.array(right), color=colour, linewidth=2, label=name)
-panel.set(xlabel="change of brightness", ylabel="read correctly (%)", ylim=(0, 102))
+    panel.plot(shifts, 100 * np.array(right), color=colour, linewidth=3, label=name)
+panel.set(xlabel="change of brightness", ylabel="right (%)", ylim=(0, 102))
 panel.legend(frameon=False)
-panel.spines[["top", "right"]].set_visible(False)
 
 # %% [markdown]
 # ## From here

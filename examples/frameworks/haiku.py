@@ -37,8 +37,8 @@ def train(steps: int = 100) -> Trained:
     spaces = geometry(network, data[0][:1], Stiefel(), overrides=OVERRIDES)
     params = mm.optim.project_tree(spaces, params)
     table = mm.optim.tabulate(spaces, params)
-    muon = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps), spaces)
-    tx = mm.optim.hybrid(muon, spaces, optax.adam(0.01))
+    rate = optax.linear_schedule(0.2, 0.0, steps)
+    tx = mm.optim.manifold_muon(rate, spaces, rest=optax.adam(0.01))
 
     @jax.jit
     def step(params, state, images, labels):

@@ -54,9 +54,9 @@ def train(steps: int = 100) -> Trained:
     """Train on the digits, with an update every second batch."""
     params = init(jax.random.key(0))
     table = mm.optim.tabulate(GEOMETRY, params)
-    muon = mm.optim.manifold_muon(optax.linear_schedule(0.2, 0.0, steps // EVERY), GEOMETRY)
-    both = mm.optim.hybrid(muon, GEOMETRY, optax.adam(0.01))
-    tx = optax.MultiSteps(both, every_k_schedule=EVERY).gradient_transformation()
+    rate = optax.linear_schedule(0.2, 0.0, steps // EVERY)
+    muon = mm.optim.manifold_muon(rate, GEOMETRY, rest=optax.adam(0.01))
+    tx = optax.MultiSteps(muon, every_k_schedule=EVERY).gradient_transformation()
 
     @jax.jit
     def step(params, state, images, labels):

@@ -30,8 +30,8 @@ class Net(linen.Module):
 
 def optimizer(steps: int) -> optax.GradientTransformation:
     """Return manifold Muon for the kernels and AdamW for the rest."""
-    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), GEOMETRY)
-    return mm.optim.hybrid(tx, GEOMETRY, rest=optax.adamw(1e-3))
+    rate = optax.cosine_decay_schedule(0.1, steps)
+    return mm.optim.manifold_muon(rate, GEOMETRY, rest=optax.adamw(1e-3))
 
 
 def examples(count: int = 256) -> dict[str, np.ndarray]:

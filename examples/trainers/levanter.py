@@ -58,11 +58,14 @@ class ManifoldMuonConfig(OptimizerConfig):
 
         def optimizer(learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
             def of(params: Any) -> Any:
-                own = geometry(params)
-                tx = mm.optim.manifold_muon(learning_rate, own, self.momentum)
                 rest = optax.adamw(adam_lr, weight_decay=self.weight_decay)
-                clip = optax.clip_by_global_norm(self.max_grad_norm)
-                return mm.optim.chain(clip, mm.optim.hybrid(tx, own, rest))
+                return mm.optim.manifold_muon(
+                    learning_rate,
+                    geometry(params),
+                    self.momentum,
+                    clip=self.max_grad_norm,
+                    rest=rest,
+                )
 
             return optax.GradientTransformation(
                 lambda params: of(params).init(params),

@@ -51,10 +51,8 @@ def _is_entry(node: Any) -> bool:
 
 def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransformation:
     """Return the optimizer, with MaxText's options for Muon and AdamW."""
-    own = geometry(tables)
-    tx = mm.optim.manifold_muon(rate, own, config.muon_beta)
     rest = optax.adamw(rate, config.adam_b1, config.adam_b2, weight_decay=config.adam_weight_decay)
-    return mm.optim.hybrid(tx, own, rest)
+    return mm.optim.manifold_muon(rate, geometry(tables), config.muon_beta, rest=rest)
 
 
 def main() -> dict[str, float]:

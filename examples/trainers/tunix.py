@@ -14,17 +14,9 @@ import optax
 from flax import nnx
 
 import manifoldmuon as mm
-from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.norms import FanRatio, RMSToRMS
+from manifoldmuon.frameworks.nnx import lora_geometry
 
 WORDS, WIDTH, RANK = 17, 32, 4
-
-GEOMETRY = mm.optim.by_path(
-    {  # lora_a is (in, rank) with a random start, lora_b is (rank, out) and starts at zero
-        "**/lora_a": Stiefel(FanRatio()).transposed(),
-        "**/lora_b": Euclidean(RMSToRMS()).transposed(),
-    }
-)
 
 
 class Model(nnx.Module):
@@ -47,11 +39,6 @@ def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
     return (losses * input_mask[:, 1:]).sum() / input_mask[:, 1:].sum()
 
 
-def project(model: nnx.Module) -> None:
-    """Make the adapters' first factors orthonormal; outputs stay, as the second factors are 0."""
-    nnx.update(model, mm.optim.project_tree(GEOMETRY, nnx.state(model, nnx.LoRAParam)))
-
-
 def batches(steps: int):
     """Yield sequences that count upwards by three."""
     from tunix.sft import peft_trainer
@@ -69,8 +56,10 @@ def main(steps: int = 60) -> tuple[float, float, float]:
     model = Model(nnx.Rngs(0))
     (judge,) = batches(1)
     before = loss_fn(model, judge.input_tokens, judge.input_mask)
-    project(model)
-    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), GEOMETRY)
+    geometry = lora_geometry(model)
+    # Make the first factors orthonormal; outputs stay, as the second factors are 0.
+    nnx.update(model, mm.optim.project_tree(geometry, nnx.state(model, nnx.LoRAParam)))
+    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), geometry)
     config = peft_trainer.TrainingConfig(eval_every_n_steps=steps + 1, max_steps=steps)
     trainer = peft_trainer.PeftTrainer(model, tx, config).with_loss_fn(loss_fn)
     trainer = trainer.with_gen_model_input_fn(
@@ -78,7 +67,7 @@ def main(steps: int = 60) -> tuple[float, float, float]:
     )
     trainer.train(batches(steps))
     after = loss_fn(model, judge.input_tokens, judge.input_mask)
-    distances = mm.optim.monitor_distance(GEOMETRY, nnx.state(model, nnx.LoRAParam))
+    distances = mm.optim.monitor_distance(geometry, nnx.state(model, nnx.LoRAParam))
     far = float(max(distances.values()))
     print(f"loss {before:.3f} -> {after:.3f}; factors off their manifolds by {far:.1e} at most")
     return float(before), float(after), far

@@ -12,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PRNGKeyArray
 
-from manifoldmuon._internal import directions
 from manifoldmuon._internal.arguments import check_axes, check_number, check_step_norm
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Tall, product, tall
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.rounding import at_any_scale, bounded_step, stay_if_still
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.bounds import MatrixBounds, matrix_bounds
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.manifolds.solvers import Steepest
+from manifoldmuon.manifolds.solvers import Steepest, projected_direction
 from manifoldmuon.norms import Frobenius, Spectral
 
 _TIED = 1e-6  # singular values closer than this, relative to the largest, count as equal
@@ -77,13 +77,13 @@ class Isospectral(Manifold):
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         tangent, *_ = self._projections(self._unit(point))
-        part = directions.at_any_scale(tangent, tall(vector), 2)
+        part = at_any_scale(tangent, tall(vector), 2)
         return arrays.match_orientation(part, vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._unit(point)
         tangent, beyond, magnified = self._projections(unit)
-        direction, gap, residual = directions.projected_direction(
+        direction, gap, residual = projected_direction(
             tall(grad), tangent, self.norm, magnified, beyond
         )
         gap = 0 * gap if unit.shape[-2:] == (1, 1) else gap  # nothing is tangent: zero is optimal
@@ -92,9 +92,9 @@ class Isospectral(Manifold):
         return Steepest(direction, (), residual, gap).astype(grad.dtype)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        step = tall(directions.bounded_step(vector, self._largest, 256.0, 2))
+        step = tall(bounded_step(vector, self._largest, 256.0, 2))
         moved = self._nearest(self._unit(point) + step, point)
-        return directions.stay_if_still(point, vector, moved, 2)
+        return stay_if_still(point, vector, moved, 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         self.check_shape(shape)

@@ -12,7 +12,6 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, optional
-from manifoldmuon._internal.meshes.mesh import divided_alike
 from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
@@ -114,11 +113,7 @@ def optax_muon(
                 )
         return both.init(params)
 
-    def update_fn(updates, state, params=None, **extra_args):
-        updates, state = both.update(updates, state, params, **extra_args)
-        return divided_alike(updates, params), state  # sharded like the parameters
-
-    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
+    return optax.GradientTransformationExtraArgs(init_fn, both.update)
 
 
 def _preset(name: str) -> Any:
@@ -161,7 +156,6 @@ def _scale_by_muon(
         else:
             moment = trees.tree_bias_correction(mu, beta, count)
         geometry = _geometry(dims, moment)
-        moment = divided_alike(moment, params)
         found, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
         if adaptive:
             found, _ = map_leaves(times_dual_norm, geometry, found, moment, stack=False)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from manifoldmuon._internal.arguments import check_arguments, check_number, shown
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.meshes.mesh import divided_alike, explicit_mesh
+from manifoldmuon._internal.meshes.mesh import explicit_mesh
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 from manifoldmuon._internal.trees.transformations import Terminal, Transformation, transformation
 
@@ -128,7 +128,7 @@ def quantized(
 
         updates, after = base.update(updates, _map_paths(decode, state.inner), params, **extra_args)
         after = QuantizedState(_map_paths(encode, after), scales)
-        return updates, divided_alike(after, state)
+        return updates, after
 
     def placeholder(params: Any) -> QuantizedState:
         # The dictionary of scales is a scalar there; see `transformation`.

@@ -9,9 +9,10 @@ from flax import nnx
 
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, Role
-from manifoldmuon.manifolds import Layout, Manifold
+from manifoldmuon.manifolds import Euclidean, Layout, Manifold, Stiefel
+from manifoldmuon.norms import FanRatio, RMSToRMS
 
-__all__ = ["geometry"]
+__all__ = ["geometry", "lora_geometry"]
 
 
 def geometry(
@@ -40,13 +41,13 @@ def geometry(
     | `ConvTranspose` | `convolutions`: inputs to all taps and outputs |
     | `Embed` | `embedding`: a table, a vector in each row |
     | `LSTMCell`, `GRUCell`, ... | `matrices`: a matrix per gate |
-    | norms, `PReLU`, biases, `LoRA` factors | `rest` |
+    | norms, `PReLU`, biases, `LoRA` factors (see `lora_geometry`) | `rest` |
 
     `Stiefel(Lipschitz())` gives every layer of `Linear` and `Conv` a Euclidean Lipschitz constant
     of at most 1, at every stride; see `norms.Lipschitz`.
 
-    None, the default of `embedding` and `rest`, leaves parameters to another optimizer; see
-    `optim.hybrid`.
+    None, the default of `embedding` and `rest`, leaves parameters to another optimizer, such as
+    `optim.muonh(rate, geometry(...), rest=optax.adamw(3e-4))`.
 
     Args:
       model: an `nnx.Module`; arrays or shapes (`nnx.eval_shape`).
@@ -96,6 +97,35 @@ def geometry(
     ]
     single = reading.single_shapes(named, _SHAPES)
     return reading.entries(named, _READERS, choices, params, single)
+
+
+def lora_geometry(model: Any) -> dict[str, Entry]:
+    """Return the geometry of a model's LoRA adapters: one orthonormal factor, one free.
+
+    `lora_a`, random at the start, is on `Stiefel(FanRatio())`, so that no factor can grow while the
+    other shrinks; `lora_b`, zero at the start, is free, with steps in the RMS-to-RMS norm (see
+    `manifolds.low_rank`). Train it with `nnx.Optimizer(model, optim.manifold_muon(rate, geometry),
+    wrt=nnx.LoRAParam)`. Before, project the random factors, which changes no output while `lora_b`
+    is zero: `nnx.update(model, optim.project_tree(geometry, nnx.state(model, nnx.LoRAParam)))`.
+
+    Args:
+      model: an `nnx.Module` with `nnx.LoRA` or `nnx.LoRALinear` layers, stacks included.
+
+    Returns:
+      Entries by path, for `nnx.state(model, nnx.LoRAParam)`.
+
+    Raises:
+      TypeError: a `LoRAParam` is not in an `nnx.LoRA`; name it by `optim.by_path`.
+      ValueError: the model has no adapters; see `geometry`.
+
+    Examples:
+      >>> from flax import nnx as flax_nnx
+      >>> model = flax_nnx.LoRALinear(8, 6, lora_rank=2, rngs=flax_nnx.Rngs(0))
+      >>> lora_geometry(model)["lora/lora_a"].manifold
+      Stiefel(scale=FanRatio())
+    """
+    factors = {"lora_a": Stiefel(FanRatio()), "lora_b": Euclidean(RMSToRMS())}
+    return geometry(model, None, overrides={nnx.LoRA: factors}, wrt=nnx.LoRAParam)
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:

@@ -20,11 +20,6 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    stay_if_still,
-)
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
@@ -45,6 +40,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
+from manifoldmuon._internal.matrices.rounding import at_any_scale, bounded_step, stay_if_still
 from manifoldmuon._internal.scales import ScaleRule, check_scale
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean

@@ -18,12 +18,6 @@ from manifoldmuon._internal.arguments import (
     check_kind,
     check_step_norm,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    euclidean_direction,
-    stay_if_still,
-    without,
-)
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
@@ -44,6 +38,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
 )
+from manifoldmuon._internal.matrices.rounding import at_any_scale, stay_if_still, without
 from manifoldmuon._internal.matrices.spectral import (
     largest_eigenpair,
     largest_eigenvalue,
@@ -53,7 +48,7 @@ from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds._manifold import with_fast_norm
 from manifoldmuon.manifolds._spectral_sets import BoundedSpectrum
-from manifoldmuon.manifolds.solvers import LineMultiplier, Normal, Steepest
+from manifoldmuon.manifolds.solvers import LineMultiplier, Normal, Steepest, euclidean_direction
 from manifoldmuon.norms import Norm, Spectral
 
 # Lanczos steps of the retraction: their error takes points off the set.

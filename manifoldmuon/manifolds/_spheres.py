@@ -16,13 +16,6 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    euclidean_direction,
-    stay_if_still,
-    without,
-)
 from manifoldmuon._internal.matrices.arrays import (
     Floats,
     Matrices,
@@ -37,6 +30,12 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.rounding import (
+    at_any_scale,
+    bounded_step,
+    stay_if_still,
+    without,
+)
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
@@ -47,6 +46,7 @@ from manifoldmuon.manifolds.solvers import (
     LineMultiplier,
     Normal,
     Steepest,
+    euclidean_direction,
 )
 from manifoldmuon.norms import Frobenius, MaxRowNorm, Norm, RootDim, Spectral
 

@@ -16,14 +16,6 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.directions import (
-    at_any_scale,
-    bounded_step,
-    euclidean_direction,
-    never_fused,
-    projected_direction,
-    stay_if_still,
-)
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
@@ -43,11 +35,24 @@ from manifoldmuon._internal.matrices.arrays import (
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.rounding import (
+    at_any_scale,
+    bounded_step,
+    never_fused,
+    stay_if_still,
+)
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
 from manifoldmuon.manifolds._polar_factors import is_farther, nearest_orthonormal
 from manifoldmuon.manifolds.retractions import Polar, Retraction
-from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, Steepest, StiefelSolver
+from manifoldmuon.manifolds.solvers import (
+    ClosedForm,
+    ProjectedPolar,
+    Steepest,
+    StiefelSolver,
+    euclidean_direction,
+    projected_direction,
+)
 from manifoldmuon.norms import Frobenius, Spectral
 
 _SPECTRAL = Spectral()

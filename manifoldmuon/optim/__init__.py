@@ -12,7 +12,8 @@ from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import Geometry as Geometry
 from manifoldmuon.optim._geometry import resolve_geometry
 from manifoldmuon.optim._hybrid import hybrid
-from manifoldmuon.optim._hyperball import hyperball, keep_norms, match_norms
+from manifoldmuon.optim._hyperball import hyperball
+from manifoldmuon.optim._keep_norms import keep_norms, match_norms
 from manifoldmuon.optim._leaves import map_leaves
 from manifoldmuon.optim._master_copies import with_master_copies
 from manifoldmuon.optim._modular import Architecture as Architecture

@@ -10,7 +10,6 @@ from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import one_of, optional
 from manifoldmuon._internal.trees.transformations import (
-    Terminal,
     Transformation,
     as_transformations,
     transformation,
@@ -29,10 +28,13 @@ from manifoldmuon.optim._geometry import (
     map_geometry,
 )
 from manifoldmuon.optim._hybrid import hybrid
-from manifoldmuon.optim._hyperball import Radius, hyperball
+from manifoldmuon.optim._hyperball import hyperball
+from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._leaves import check_updates
 from manifoldmuon.optim._retract import chain
 from manifoldmuon.optim._steepest import scale_by_steepest
+
+_checked = checked(rest=optional(one_of(optax.GradientTransformation)))
 
 
 def decay_transformations(
@@ -48,7 +50,7 @@ def decay_transformations(
     return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
 
-@checked()
+@_checked
 def manifold_muon(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -57,6 +59,7 @@ def manifold_muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
+    rest: optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     track_gap: bool = True,
@@ -89,8 +92,11 @@ def manifold_muon(
       accumulator_dtype: dtype of the momentum, independent of parameters and gradients (float32
         keeps small terms that bfloat16 would round away); None for the default of `optax.trace`.
       clip: gradient clipping: a maximum global norm, or a transformation such as
-        `optax.adaptive_grad_clip(0.01)`. It comes before the momentum; later it would have no
-        effect, since directions do not depend on scale.
+        `optax.adaptive_grad_clip(0.01)`. It sees all gradients, before the momentum; later it would
+        have no effect, since directions do not depend on scale.
+      rest: complete optimizer of the parameters with the entry None, such as `optax.adamw(3e-4)`,
+        with its own learning rate and weight decay; `optax.set_to_zero()` freezes them. See
+        `hybrid`.
       weight_decay: decay rate of the unconstrained (`Euclidean`) leaves, a number or a schedule,
         multiplied by the learning rate. Constrained manifolds already bound their weights.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
@@ -108,29 +114,25 @@ def manifold_muon(
       >>> print(f"{updates[1]:.4f}")  # turned by arctan(0.1)
       -0.0995
     """
-    transformations = as_transformations(clip, optax.clip_by_global_norm)
-    if momentum is not None:
-        transformations.append(optax.trace(momentum, nesterov, accumulator_dtype))
-    whole = chain(
-        *transformations,
-        descend(
-            learning_rate,
-            geometry,
-            budgets=1.0 if budgets is None else budgets,
-            weight_decay=weight_decay,
-            track_gap=track_gap,
-        ),
+    descent = descend(
+        learning_rate,
+        geometry,
+        budgets=1.0 if budgets is None else budgets,
+        weight_decay=weight_decay,
+        track_gap=track_gap,
     )
+    own = [] if momentum is None else [optax.trace(momentum, nesterov, accumulator_dtype)]
+    whole = _with_rest([*own, descent], geometry, rest, clip)
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before clipping and momentum, which would broadcast a wrong shape.
-        check_updates(geometry, updates, params, "manifold_muon")
+        check_updates(geometry, updates, params, "manifold_muon", rest is not None)
         return whole.update(updates, state, params, **extra_args)
 
-    return transformation(update_fn, whole.init, whole.init, Terminal)
+    return transformation(update_fn, whole.init, whole.init, type(whole))
 
 
-@checked()
+@_checked
 def muon(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -140,6 +142,7 @@ def muon(
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
     clip: ArrayLike | optax.GradientTransformation | None = None,
+    rest: optax.GradientTransformation | None = None,
     weight_decay: optax.ScalarOrSchedule | None = None,
     budgets: Budgets | None = None,
     track_gap: bool = False,
@@ -156,12 +159,12 @@ def muon(
 
     `manifold_muon` for a geometry that is `Euclidean` everywhere. Choose the norm by the kind of
     parameter: `Euclidean(RMSToRMS())` for matrices, so that the learning rate transfers across
-    widths, `Euclidean(L1ToRMS())` for embeddings, `Euclidean()` for biases and gains. Every leaf
-    gets the steepest direction of its norm; to train some leaves with Adam, see `hybrid`.
+    widths, and either `Euclidean(L1ToRMS())` for embeddings and `Euclidean()` for biases and gains,
+    or None, to train them with the optimizer `rest`.
 
     Args:
       learning_rate: see `manifold_muon`, also for the arguments not listed here.
-      geometry: `Euclidean` with a norm for every parameter; see `resolve_geometry`.
+      geometry: `Euclidean` with a norm, or None, for every parameter; see `resolve_geometry`.
       method: method of msign in norms without a method of their own. The default,
         `linalg.TRAINING_MSIGN`, brings singular values down to 1e-2 of the Schatten norm within
         0.014 of 1; None converges (see `linalg.DEFAULT_MSIGN`), in twice the time or more.
@@ -171,13 +174,13 @@ def muon(
       The chain. `update` needs `params`.
 
     Raises:
-      TypeError: `method` is not a `MsignMethod`.
+      TypeError: `method` is not a `MsignMethod`, or `rest` not a transformation.
       ValueError: on use, for a leaf on a constrained manifold.
 
     Examples:
-      >>> rules = {"**/kernel": mm.norms.RMSToRMS(), "**": mm.norms.Frobenius(ndim=1)}
-      >>> geometry = by_path({path: mm.manifolds.Euclidean(norm) for path, norm in rules.items()})
-      >>> tx = muon(0.02, geometry, weight_decay=0.01)
+      >>> kernel = mm.manifolds.Euclidean(mm.norms.RMSToRMS()).transposed()  # Flax: (in, out)
+      >>> geometry = by_path({"**/kernel": kernel, "**": None})
+      >>> tx = muon(0.02, geometry, weight_decay=0.01, rest=optax.adamw(3e-4))
     """
     if method is not None:
         geometry = map_geometry(lambda manifold: _with_method(manifold, method), geometry)
@@ -188,13 +191,14 @@ def muon(
         nesterov=nesterov,
         accumulator_dtype=accumulator_dtype,
         clip=clip,
+        rest=rest,
         weight_decay=weight_decay,
         budgets=budgets,
         track_gap=track_gap,
     )
 
     def init_fn(params: Any) -> Any:
-        places = find_manifolds(geometry, params)
+        places = find_manifolds(geometry, params, rest is not None)
         values = {places.paths[i]: manifold_of(places.values[i]) for i in places.real}
         if found := [path for path, manifold in values.items() if manifold.constrained]:
             raise ValueError(
@@ -203,10 +207,10 @@ def muon(
             )
         return descent.init(params)
 
-    return transformation(descent.update, init_fn, descent.init, Terminal)
+    return transformation(descent.update, init_fn, descent.init, type(descent))
 
 
-@checked(rest=optional(one_of(optax.GradientTransformation)))
+@_checked
 def muonh(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -261,10 +265,10 @@ def muonh(
         optax.trace(momentum, nesterov, accumulator_dtype), scale_by_steepest(flat, track_gap=False)
     )
     ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
-    return _beside(ball, geometry, rest, clip)
+    return _with_rest([ball], geometry, rest, clip)
 
 
-@checked(rest=optional(one_of(optax.GradientTransformation)))
+@_checked
 def adamh(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -304,13 +308,13 @@ def adamh(
     """
     base = optax.scale_by_adam(b1, b2, eps)
     ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
-    return _beside(ball, geometry, rest, clip)
+    return _with_rest([ball], geometry, rest, clip)
 
 
-def _beside(ball: Any, geometry: Geometry, rest: Any, clip: Any) -> Transformation:
-    """Return clipping of all gradients, followed by the hyperball and the optimizer `rest`."""
-    both = ball if rest is None else hybrid(ball, geometry, rest)
-    return chain(*as_transformations(clip, optax.clip_by_global_norm), both)
+def _with_rest(own: list[Any], geometry: Geometry, rest: Any, clip: Any) -> Transformation:
+    """Return a chain: clipping of all gradients, then `own`, with the optimizer `rest`."""
+    both = own if rest is None else [hybrid(chain(*own), geometry, rest)]
+    return chain(*as_transformations(clip, optax.clip_by_global_norm), *both)
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:

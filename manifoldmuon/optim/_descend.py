@@ -11,7 +11,6 @@ import optax
 from jax.core import Tracer
 
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
-from manifoldmuon._internal.meshes.mesh import divided_alike
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -98,11 +97,10 @@ def descend(
             if path in shares and path in before.dual:
                 length = _lengths(shares[path], entry, jnp.shape(points[i]))
                 carried[path] = before.dual[path], length
-        # Keep the solvers' sharding from spreading to the gradients.
         updates, found = map_leaves(
             _step,
             geometry,
-            divided_alike(updates, params),
+            updates,
             params,
             name="descend",
             carried=carried,
@@ -115,7 +113,7 @@ def descend(
                 if decay is not None:
                     step += rate * decay * upcast(jnp.asarray(points[i]))
                 leaves[i] = -step.astype(leaves[i].dtype)
-        updates = divided_alike(places.unflatten(leaves, params), params)
+        updates = places.unflatten(leaves, params)
         count = optax.safe_increment(count) if scheduled else ()
         return updates, DescendState(count, keep_found(before, found, track_gap))
 

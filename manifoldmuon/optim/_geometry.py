@@ -49,7 +49,7 @@ def resolve_geometry(geometry: Geometry, params: Any) -> Any:
 
         The entry None leaves a parameter, of any shape and dtype, to another optimizer. Functions
         of whole trees (`resolve_geometry`, `tabulate`, `project_tree`, ...) do not change it;
-        optimizers and transformations refuse it unless wrapped in `hybrid`.
+        optimizers take an option `rest`, transformations refuse it unless wrapped in `hybrid`.
       params: the parameters: arrays or `jax.ShapeDtypeStruct`, in any registered pytree. `None`
         and `optax.MaskedNode` pass through.
 
@@ -93,8 +93,8 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
     if not rest:
         raise ValueError(
             f"the geometry leaves {[places.paths[place] for place in left]} to another optimizer"
-            " (None): wrap this one, as in optim.hybrid(tx, geometry, optax.adamw(3e-4)); the page"
-            " 'Constrain a transformer' does."
+            " (None): give it, as in manifold_muon(0.02, geometry, rest=optax.adamw(3e-4)), or wrap"
+            " a chain of your own in optim.hybrid(tx, geometry, optax.adamw(3e-4))."
         )
     real = tuple([place for place in places.real if places.values[place] is not None])
     places = dataclasses.replace(places, real=real, rest=left)
@@ -153,7 +153,7 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if not jnp.issubdtype(leaf.dtype, jnp.floating):
         raise TypeError(
             f"the parameter {path!r} has dtype {leaf.dtype}; only real floating point"
-            " parameters live on a manifold. Leave it to another optimizer (None, and optim.hybrid)"
+            " parameters live on a manifold. Leave it to another optimizer (None, and rest=...)"
             f" or take it out with optax.masked{if_complex(leaf.dtype)}."
         )
     if jnp.finfo(leaf.dtype).bits < 16:

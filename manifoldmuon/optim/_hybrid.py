@@ -21,25 +21,16 @@ def hybrid(
 ) -> Transformation:
     """Train parameters with a manifold by `tx`, and parameters with the entry None by `rest`.
 
-    The usual split of a transformer (matrices on a manifold; embeddings, head, gains and biases
-    with AdamW) takes a geometry and a single call:
-
-    ```python
-    geometry = by_path({"embed/**": None, "head/**": None, "**/kernel": matrix, "**": None})
-    tx = chain(
-        optax.clip_by_global_norm(1.0),
-        hybrid(manifold_muon(schedule, geometry), geometry, optax.adamw(other_schedule)),
-    )
-    ```
+    The option `rest` of `manifold_muon`, `muon`, `muonh` and `adamh` does it in one call; this is
+    for other transformations, such as chains of your own.
 
     Each optimizer has its own learning rate, schedule and weight decay, and sees `MaskedNode` in
     place of the other parameters. Put gradient clipping by global norm before `hybrid`, where it
-    sees all gradients: the option `clip` of `tx` sees only the gradients of `tx`. To freeze the
-    rest, pass `optax.set_to_zero()`.
+    sees all gradients. To freeze the rest, pass `optax.set_to_zero()`.
 
     Args:
-      tx: any transformation for the parameters with a manifold: `manifold_muon(...)`, a chain that
-        ends in `retract`, or `contrib.normuon(...)`.
+      tx: any transformation for the parameters with a manifold: a chain that ends in `retract`, or
+        `contrib.normuon(...)`.
       geometry: the geometry of `tx`; see `resolve_geometry`. The entry None gives a parameter, of
         any shape, to `rest`.
       rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
@@ -54,7 +45,7 @@ def hybrid(
     Examples:
       >>> geometry = {"kernel": mm.manifolds.Stiefel(), "bias": None}
       >>> params = {"kernel": jnp.eye(3), "bias": jnp.zeros(3)}
-      >>> tx = hybrid(manifold_muon(0.02, geometry), geometry, optax.adamw(3e-4))
+      >>> tx = hybrid(riemannian_adam(0.02, geometry), geometry, optax.adamw(3e-4))
       >>> updates, _ = tx.update(params, tx.init(params), params)
     """
     parts: dict[Hashable, optax.GradientTransformation] = {"manifolds": tx, "rest": rest}

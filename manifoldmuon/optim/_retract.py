@@ -14,7 +14,6 @@ import optax
 from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import upcast
-from manifoldmuon._internal.meshes.mesh import divided_alike
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -67,7 +66,7 @@ def retract(geometry: Geometry) -> Transformation:
         updates, _ = map_leaves(
             _step, geometry, updates, params, name="retract", select=constrained, divide=True
         )
-        return divided_alike(updates, params), state
+        return updates, state
 
     def init_fn(params: Any) -> optax.EmptyState:
         if far := far_distances(geometry, params):

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.matrices.arrays import upcast
-from manifoldmuon._internal.meshes.mesh import divided_alike, warn_of_unset_mesh
+from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
@@ -73,8 +73,6 @@ def scale_by_steepest(
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        # Keep the solvers' sharding from spreading to earlier transformations.
-        updates = divided_alike(updates, params)
         updates, found = map_leaves(
             direction_at,
             geometry,
@@ -143,17 +141,24 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
       >>> monitor(tx.init(params))["gap"]["w"].item()
       0.0
     """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, ScaleBySteepestState))
-    found = [node for node in nodes if isinstance(node, ScaleBySteepestState)]
-    if not found:
+    residual, gap = (find_in(state, ScaleBySteepestState, name) for name in ("residual", "gap"))
+    if residual is None or gap is None:
         raise ValueError("there is no scale_by_steepest in the transformation of this state.")
-    report: dict[str, dict[str, jax.Array]] = {"residual": {}, "gap": {}}
+    return {"residual": residual, "gap": gap}
+
+
+def find_in(state: Any, kind: type, field: str) -> dict[str, jax.Array] | None:
+    """Return a field by path, from all states of a type in an optimizer state; None without any.
+
+    Raises:
+      ValueError: two states have the same parameter.
+    """
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    found = [getattr(node, field) for node in nodes if isinstance(node, kind)]
+    report: dict[str, jax.Array] = {}
     for part in found:
-        twice = report["gap"].keys() & part.gap.keys()
-        if twice:
-            raise ValueError(f"two scale_by_steepest report on {sorted(twice)}; ask each state.")
+        if twice := report.keys() & part.keys():
+            raise ValueError(f"two {kind.__name__} report on {sorted(twice)}; ask each state.")
         # Flax boxes every array of an optimizer's state.
-        for name in report:
-            pairs = getattr(part, name).items()
-            report[name].update({path: jax.tree.leaves(boxed)[0] for path, boxed in pairs})
-    return report
+        report.update({path: jax.tree.leaves(boxed)[0] for path, boxed in part.items()})
+    return report if found else None

@@ -29,8 +29,9 @@ from manifoldmuon.optim._geometry import (
     inner_shape,
     manifold_of,
 )
+from manifoldmuon.optim._keep_norms import KeepNormsState, distance_from_radius, on_sphere
 from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._steepest import monitor
+from manifoldmuon.optim._steepest import ScaleBySteepestState, find_in, monitor
 
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
@@ -64,29 +65,61 @@ def _without_rest(geometry: Geometry, params: Any) -> tuple[Places, Any]:
     return places, places.fill(params, dict.fromkeys(places.rest))
 
 
-def monitor_distance(geometry: Geometry, params: Any) -> dict[str, jax.Array]:
+def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict[str, jax.Array]:
     """Return the largest distance of each parameter from its manifold, for logging.
 
     Args:
       geometry: the manifold of each parameter; see `resolve_geometry`.
       params: any tree of floating point arrays.
+      state: an optimizer state. Weights that a `keep_norms` in it keeps at a radius `R` (`muonh`,
+        `adamh`, `hyperball`) are measured from this radius, `| ||W|| / R - 1 |`. It is found in the
+        state of any composition; for Flax, give the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
       A float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
-      Parameters with the entry None are left out.
+      Parameters with the entry None are left out. Works under `jax.jit`.
+
+    Raises:
+      ValueError: a radius in the state belongs to no point of a `Hypersphere`, as with the
+        geometry of another optimizer, or two `keep_norms` have the same parameter; see
+        `resolve_geometry`.
 
     Examples:
-      >>> distances = monitor_distance(mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])})
-      >>> distances["w"].item()
+      >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])}
+      >>> monitor_distance(sphere, params)["w"].item()
       4.0
+      >>> state = keep_norms(sphere).init(params)
+      >>> monitor_distance(sphere, params, state)["w"].item()
+      0.0
     """
     (places, own), zero = _without_rest(geometry, params), jnp.zeros((), jnp.float32)
-    _, found = map_leaves(
-        _measure, geometry, own, own, name="monitor_distance", select=constrained
-    )  # fmt: skip
     places = cut_places(places)
     paths = [places.paths[place] for place in places.real]
+    radii = dict.fromkeys(paths, ()) | _find_radii(state, places, params)
+    _, found = map_leaves(
+        _measure, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
+    )
     return {path: largest(found.get(path, zero)) for path in paths}
+
+
+def _find_radii(state: Any, places: Places, params: Any) -> dict[str, Any]:
+    """Return the radii in a state by path; raise unless they fit the points of the parameters."""
+    radii = find_in(state, KeepNormsState, "radius")
+    if not radii:
+        return {}
+    leaves = places.leaves(jax.eval_shape(lambda tree: tree, params))
+    points: dict[str, Any] = dict.fromkeys(places.paths)  # None: a hole, or of another optimizer
+    for i in places.real:
+        manifold, shape = manifold_of(places.values[i]), jnp.shape(leaves[i])
+        inner = inner_shape(places.values[i], shape)
+        points[places.paths[i]] = inner[: -manifold.ndim] if on_sphere(manifold) else ...
+    wrong = [path for path, x in radii.items() if points.get(path, ...) not in (None, x.shape)]
+    if wrong:
+        raise ValueError(
+            f"monitor_distance: the state keeps radii of {wrong}, which are not these points on a"
+            " Hypersphere: give the geometry and the parameters of its optimizer."
+        )
+    return radii
 
 
 def monitor_scalars(
@@ -98,7 +131,7 @@ def monitor_scalars(
     TensorBoard.
 
     Args:
-      state: see `monitor`.
+      state: an optimizer state; see `monitor` and `monitor_distance`.
       geometry: see `monitor_distance`; None leaves distances out.
       params: see `monitor_distance`.
 
@@ -106,15 +139,20 @@ def monitor_scalars(
       `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`: scalars, the maximum over
       the points of a stack. Works under `jax.jit`.
 
+    Raises:
+      ValueError: without a geometry, see `monitor`; otherwise see `monitor_distance`.
+
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([1.0, 0.0])}
       >>> state = manifold_muon(0.1, sphere).init(params)
       >>> sorted(monitor_scalars(state, sphere, params))
       ['distance/w', 'gap/w', 'residual/w']
     """
-    report: dict[str, dict[str, jax.Array]] = monitor(state)
+    report: dict[str, dict[str, jax.Array]] = {}
+    if geometry is None or find_in(state, ScaleBySteepestState, "gap") is not None:
+        report |= monitor(state)
     if geometry is not None:
-        report = {**report, "distance": monitor_distance(geometry, params)}
+        report["distance"] = monitor_distance(geometry, params, state)
     return {
         f"{kind}/{path}": largest(numbers)
         for kind, found in report.items()
@@ -122,8 +160,12 @@ def monitor_scalars(
     }
 
 
-def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
-    return None, _distance(manifold, point)
+def _measure(
+    manifold: Manifold, point: jax.Array, _: jax.Array, radius: Any
+) -> tuple[None, jax.Array]:
+    if isinstance(radius, tuple):  # the state has no radius
+        return None, _distance(manifold, point)
+    return None, distance_from_radius(manifold, point, radius)
 
 
 _FAR = 0.1

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from studies.certified.findings import PARTS
-from studies.display import COLOURS, dress, panels
+from studies.display import COLOURS, dress, legend_above, panels
 from studies.estimates import half_width
 from studies.study import Record
 
@@ -16,7 +16,7 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     """Plot accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
     timing = settings.get("timing", True)
-    figure, (axes,) = panels(1, 2 + timing, width=5.0, height=4.2)
+    figure, (axes,) = panels(1, 2 + timing, width=3.2, height=3.4)
     curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
     # Reuse the colours, dotted and hollow, if there are more methods than colours.
@@ -39,15 +39,15 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     for radius in radii:
         curves.axvline(radius, color="#bbbbbb", linewidth=0.8, zorder=0)
     if len(summary) > 1 or len(summary[next(iter(summary))]) > 1:
-        curves.legend(frameon=False, fontsize=7)
+        legend_above(figure, curves)
     what = ", ".join(summary) if len(summary) <= 2 else f"{len(summary)} networks"
     title = f"{what}: {settings['images']}"
-    dress(curves, title, "certified accuracy after equal epochs, means over seeds",
+    dress(curves, title, "certified after equal epochs, means",
           "radius in pixels between 0 and 1", "% of the test images")  # fmt: skip
     if timing:
-        dress(axes[1], f"At radius {max(radii):.3g}", "equal epochs (circles), equal CPU time"
-              " (squares), 95 %", "CPU seconds of training", "% certified")  # fmt: skip
-    dress(attacks, "Between proof and attack", "certified (full), withstanding PGD (dashed)",
+        dress(axes[1], f"At radius {max(radii):.3g}", "equal epochs (circles), time (squares)",
+              "CPU seconds of training", "% certified, 95 % intervals")  # fmt: skip
+    dress(attacks, "Between proof and attack", "certified (full), under PGD (dashed)",
           "radius in pixels between 0 and 1", "% of the attacked images")  # fmt: skip
     return figure
 

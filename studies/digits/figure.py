@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 
 from studies.digits.methods import METHODS
-from studies.display import dress, panels
+from studies.display import BLUE, GREY, ORANGE, PURPLE, dress, legend_above, panels
+from studies.estimates import mean_estimate
 from studies.study import Record, Row
 
-# Colour-blind-safe colours by Okabe and Ito.
-_COLOURS = {"adamw": "#767676", "muon": "#E69F00", "sphere": "#009E73", "stiefel": "#0072B2"}
-_WATCHED = {"gap": "#D55E00", "residual": "#CC79A7", "distance": "#0072B2"}
+_COLOURS = {"adamw": GREY, "muon": ORANGE, "sphere": PURPLE, "stiefel": BLUE}
+_WATCHED = {"gap": "-", "residual": "--", "distance": ":"}
 
 
 def picture(record: Record) -> Any:
@@ -27,8 +27,7 @@ def picture(record: Record) -> Any:
     _watched(watched, runs)
     for panel in (loss, accuracy, singular, watched):
         panel.set_xlim(0, record["settings"]["steps"])
-    handles, labels = loss.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
+    legend_above(figure, loss)
     return figure
 
 
@@ -36,7 +35,7 @@ def _losses(panel: Any, runs: Mapping[str, Sequence[Row]]) -> None:
     for name, found in runs.items():
         _mean(panel, name, found, _curves(found, "train_loss"))
     panel.set_yscale("log")
-    dress(panel, "Training loss", "mean and standard error over the seeds", "step",
+    dress(panel, "Training loss", "mean and 95 % interval over the seeds", "step",
           "cross-entropy (nats)")  # fmt: skip
 
 
@@ -51,7 +50,7 @@ def _accuracies(panel: Any, runs: Mapping[str, Sequence[Row]]) -> None:
     best = max(late)
     low = min(value for value in late if 100 - value <= 3 * (100 - best) + 1)
     panel.set_ylim(max(0.0, low - 0.2 * (100 - low) - 0.2), 100)
-    dress(panel, "Test accuracy", "mean and standard error over the seeds", "step", "correct (%)")
+    dress(panel, "Test accuracy", "mean and 95 % interval over the seeds", "step", "correct (%)")
 
 
 def _singular_values(panel: Any, runs: Mapping[str, Sequence[Row]]) -> None:
@@ -75,14 +74,14 @@ def _watched(panel: Any, runs: Mapping[str, Sequence[Row]]) -> None:
     constrained = [name for name in ("stiefel", "sphere") if name in runs]
     if not constrained:
         panel.text(0.5, 0.5, "no constrained weights", ha="center", va="center",
-                   transform=panel.transAxes, color="#767676")  # fmt: skip
+                   transform=panel.transAxes, color=GREY)  # fmt: skip
         panel.set_yticks([])
         return
-    found = runs[constrained[0]]
-    for what, colour in _WATCHED.items():
+    found, colour = runs[constrained[0]], _COLOURS[constrained[0]]
+    for what, line in _WATCHED.items():
         worst = _curves(found, what).max(axis=0)
         if (worst > 0).any():  # a closed form has no gap, and a logarithm no zero
-            panel.plot(found[0]["step"][1:], worst, color=colour, linewidth=2, label=what)
+            panel.plot(found[0]["step"][1:], worst, line, color=colour, linewidth=2, label=what)
     panel.axhline(1e-5, color="#444444", linewidth=1, linestyle=(0, (4, 3)))
     panel.annotate("promised for the distance", (0.985, 1e-5), xytext=(0, 3), ha="right",
                    xycoords=("axes fraction", "data"), textcoords="offset points",
@@ -100,9 +99,9 @@ def _curves(found: Sequence[Row], what: str) -> np.ndarray:
 
 
 def _mean(panel: Any, name: str, found: Sequence[Row], curves: np.ndarray) -> None:
-    """Plot the mean over the seeds, with a band of one standard error."""
+    """Plot the mean over the seeds, with a band of 95 % intervals."""
     mean, steps, colour = curves.mean(axis=0), found[0]["step"], _COLOURS[name]
     panel.plot(steps, mean, color=colour, linewidth=2, label=METHODS[name].label)
     if len(curves) > 1:
-        error = curves.std(axis=0, ddof=1) / np.sqrt(len(curves))
-        panel.fill_between(steps, mean - error, mean + error, color=colour, alpha=0.18, linewidth=0)
+        low, high = np.array([mean_estimate(values).interval for values in curves.T]).T
+        panel.fill_between(steps, low, high, color=colour, alpha=0.18, linewidth=0)

@@ -13,7 +13,7 @@ from studies.digits.figure import picture
 from studies.digits.methods import METHODS, SOLVERS
 from studies.digits.training import curves
 from studies.display import short, text_table
-from studies.estimates import Mean
+from studies.estimates import estimate, shown
 from studies.study import Cell, Record, Row, Study, option
 
 _LOADERS = {"mnist": datasets.load_mnist, "cifar10": datasets.load_cifar10}
@@ -116,16 +116,16 @@ class Digits(Study):
         lead = None
         if adamw is not None and name != "adamw":
             theirs = [100 * run["test_accuracy"][-1] for run in adamw]
-            lead = vars(Mean.of(a - b for a, b in zip(accuracies, theirs, strict=True)))
+            lead = estimate([a - b for a, b in zip(accuracies, theirs, strict=True)])
         return {
             "label": METHODS[name].label,
-            "test_accuracy": vars(Mean.of(accuracies)),
-            "train_loss": vars(Mean.of(_number(run["train_loss"][-1]) for run in runs)),
+            "test_accuracy": estimate(accuracies),
+            "train_loss": estimate([run["train_loss"][-1] for run in runs]),
             "distance": _largest(runs, "distance"),
             "residual": _largest(runs, "residual") if METHODS[name].constrained else None,
             "gap": _largest(runs, "gap"),
             "milliseconds": statistics.median(pace),
-            "lipschitz": vars(Mean.of(self.multiplier * product for product in products)),
+            "lipschitz": estimate([self.multiplier * product for product in products]),
             "lead_over_adamw": lead,
         }
 
@@ -133,7 +133,7 @@ class Digits(Study):
         lines = [
             [
                 row["label"],
-                Mean(**row["test_accuracy"]).text(".2f") + " %",
+                shown(row["test_accuracy"], ".2f", " %"),
                 f"{_number(row['train_loss']['mean']):.1e}",
                 *(short(row[name]) for name in ("distance", "residual", "gap")),
                 f"{row['milliseconds']:.2f}",
@@ -144,10 +144,11 @@ class Digits(Study):
         header = ["", "test accuracy", "train loss", "distance", "residual", "gap", "ms/step",
                   "Lipschitz"]  # fmt: skip
         seeds = len(self.seeds)
-        count = f"{seeds} seeds, mean ± standard error" if seeds > 1 else "one seed"
+        count = f"{seeds} seeds, mean and 95 % interval" if seeds > 1 else "one seed"
         title = f"{self.data}, {self.steps} steps of {self.batch_size} images, {count}"
         leads = [
-            f"{row['label']} against AdamW, seed by seed: {Mean(**lead).text('+.2f')} points"
+            f"{row['label']} beyond AdamW in test accuracy, paired by seed: "
+            f"{shown(lead, '+.2f')} points"
             for row in record["summary"].values()
             if (lead := row["lead_over_adamw"])
         ]

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from studies.datasets import TEXTS, load_text
-from studies.display import COLOURS, dress, panels, short, text_table
-from studies.estimates import Mean
+from studies.display import BLUE, GREY, dress, legend_above, panels, short, text_table
+from studies.estimates import estimate, shown
 from studies.gpt.methods import METHODS
 from studies.gpt.sampling import sample
 from studies.gpt.training import PUBLISHED_WINDOWS, run
@@ -89,7 +89,7 @@ class CharacterGPT(Study):
         distances = [row["distance"] for row in rows if row["distance"] is not None]
         return {
             "losses": {
-                name: {"published": published.get(name), **vars(Mean.of(values))}
+                name: {"published": published.get(name), **estimate(values)}
                 for name, values in _losses(rows).items()
             },
             "largest_distance": max(distances, default=None),
@@ -103,9 +103,9 @@ class CharacterGPT(Study):
         for name, values in _losses(rows).items():
             found = summary["losses"][name]
             published = "-" if found["published"] is None else f"{found['published']:.4f}"
-            mean = Mean(found["mean"], found["error"]).text(".4f")
-            lines.append([LOSSES[name], *(f"{value:.4f}" for value in values), mean, published])
-        header = ["cross-entropy (nats)", *(f"seed {row['seed']}" for row in rows), "mean",
+            lines.append([LOSSES[name], *(f"{value:.4f}" for value in values),
+                          shown(found, ".4f"), published])  # fmt: skip
+        header = ["cross-entropy (nats)", *(f"seed {row['seed']}" for row in rows), "mean, 95 %",
                   "published"]  # fmt: skip
         return "\n".join([
             f"{method.label} on {self.text}: {self.steps} steps of {self.batch} windows of "
@@ -118,21 +118,22 @@ class CharacterGPT(Study):
 
     def plot(self, record: Record) -> Any:
         figure, [[panel]] = panels(1, 1, width=8.0, height=4.5)
-        for colour, row in zip(COLOURS, record["rows"], strict=False):
+        for row in record["rows"]:
             length = max(1, len(row["train_loss"]) // 60)
             groups = [row["train_loss"][i : i + length]
                       for i in range(0, len(row["train_loss"]), length)]  # fmt: skip
             middles = np.arange(len(groups)) * length + length / 2
-            panel.plot(middles, [np.mean(group) for group in groups], color=colour, linewidth=1.2,
-                       alpha=0.6, label=f"train, seed {row['seed']}")  # fmt: skip
-            panel.plot(row["step"], row["validation_curve"], "o-", color=colour, linewidth=2,
-                       markersize=3, label=f"validation, seed {row['seed']}")  # fmt: skip
+            first = row is record["rows"][0]
+            panel.plot(middles, [np.mean(group) for group in groups], color=GREY, linewidth=1.2,
+                       label="training, by seed" if first else None)  # fmt: skip
+            panel.plot(row["step"], row["validation_curve"], color=BLUE, linewidth=2,
+                       label="validation, by seed" if first else None)  # fmt: skip
         published = record["summary"]["losses"]["validation_first_windows"]["published"]
         if published is not None:
             panel.axhline(published, color="#444444", linewidth=1, linestyle=(0, (4, 3)),
                           label="validation, published")  # fmt: skip
         panel.set_xlim(0, self.steps)
-        panel.legend(frameon=False, ncols=2, fontsize=8)
+        legend_above(figure, panel)
         dress(panel, f"{METHODS[self.optimizer].label}, {self.text}", "", "step",
               "cross-entropy (nats)")  # fmt: skip
         return figure

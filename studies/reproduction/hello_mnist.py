@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 import manifoldmuon as mm
 from studies.datasets import load_mnist
-from studies.estimates import Mean
+from studies.estimates import estimate, shown
 from studies.reproduction import modula
 from studies.study import Cell, Record, Row, Study, option
 from studies.training import begin, train
@@ -56,15 +56,14 @@ class HelloMNIST(Study):
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         found = {
-            protocol: [row["test_accuracy"] for row in rows if row["protocol"] == protocol]
+            protocol: [100 * row["test_accuracy"] for row in rows if row["protocol"] == protocol]
             for protocol in SAMPLED
         }
-        return {name: {"first": own[0], **vars(Mean.of(own))} for name, own in found.items()}
+        return {name: {"first": own[0], **estimate(own)} for name, own in found.items()}
 
     def table(self, record: Record) -> str:
         return "\n".join(
-            f"{protocol}: {100 * own['first']:.2f} % with seed 0, "
-            f"{Mean(100 * own['mean'], 100 * own['error']).text('.2f')} %"
+            f"{protocol}: {own['first']:.2f} % with seed 0, {shown(own, '.2f', ' %')}"
             for protocol, own in record["summary"].items()
         )
 

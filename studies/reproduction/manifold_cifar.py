@@ -15,7 +15,7 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import Spectral
 from studies import classification
 from studies.display import text_table
-from studies.estimates import Mean
+from studies.estimates import estimate, shown
 from studies.study import Cell, Record, Row, Study, option
 
 HIDDEN, BATCH = (128, 64), 1024
@@ -85,10 +85,10 @@ class ManifoldCIFAR(Study):
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return {
             method: {
-                str(steps): vars(Mean.of(
+                str(steps): estimate([
                     row["test_accuracy"] for row in rows
                     if (row["method"], row["steps"]) == (method, steps)
-                ))
+                ])
                 for steps in self.lengths
             }
             for method in METHODS
@@ -96,10 +96,10 @@ class ManifoldCIFAR(Study):
 
     def table(self, record: Record) -> str:
         lines = [
-            [method, *(Mean(**own).text(".3f") for own in found.values())]
+            [method, *(shown(own, ".3f") for own in found.values())]
             for method, found in record["summary"].items()
         ]
-        return text_table(["test accuracy", *(f"{n} steps" for n in self.lengths)], lines)
+        return text_table(["test accuracy, 95 %", *(f"{n} steps" for n in self.lengths)], lines)
 
 
 _accuracy = jax.jit(classification.accuracy)

@@ -1,11 +1,11 @@
 """Rows of the reproduction table: published numbers, with reproduced numbers from the records."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from studies.display import markdown_table
-from studies.estimates import Estimate, estimate, shown
+from studies.estimates import estimate, shown
 from studies.records import read_record
 from studies.study import Record
 
@@ -43,17 +43,6 @@ class Chapter(NamedTuple):
     rows: Callable[[Record], list[Row]]
 
 
-def mean(values: Iterable[float], form: str = ".4f", scale: float = 1.0) -> str:
-    """Return mean and half of the 95 % interval as text."""
-    return shown(estimate([scale * value for value in values]), form)
-
-
-def _interval(found: Mapping[str, Any], record: Record, form: str) -> str:
-    """Return a mean over the seeds of a record and half of its 95 % interval as text."""
-    degrees = len(record["settings"]["seeds"]) - 1
-    return shown(Estimate.of(found["mean"], found["error"] or 0.0, degrees)._asdict(), form)
-
-
 def hello_world(record: Record) -> list[Row]:
     """Return the losses of seed 0, their range under rounding, and the range over other seeds."""
     rows = []
@@ -72,27 +61,21 @@ def hello_world(record: Record) -> list[Row]:
         if step:
             found += f" (by rounding {min(same):.6f} to {max(same):.6f}"
             found += f"; seeds 1 to {len(seeds)}: {min(seeds):.6f} to {max(seeds):.6f})"
-        corrected = mean(losses["corrected"].values(), ".6f")
+        corrected = shown(estimate(list(losses["corrected"].values())), ".6f")
         rows.append(Row(f"loss at step {step}", f"{value:.6f}", found, corrected))
     return rows
 
 
 def hello_mnist(record: Record) -> list[Row]:
     """Return the test accuracy."""
-    found = {
-        name: [row["test_accuracy"] for row in record["rows"] if row["protocol"] == name]
-        for name in ("published", "corrected")
-    }
-    published = found["published"]
-    ours = f"{100 * published[0]:.2f} % (seeds: {mean(published, '.2f', 100.0)} %)"
-    return [Row("test accuracy", "90.58 %", ours, f"{mean(found['corrected'], '.2f', 100.0)} %")]
+    published, corrected = (record["summary"][name] for name in ("published", "corrected"))
+    ours = f"{published['first']:.2f} % (seeds: {shown(published, '.2f', ' %')})"
+    return [Row("test accuracy", "90.58 %", ours, shown(corrected, ".2f", " %"))]
 
 
 def hello_gpt(record: Record) -> list[Row]:
     """Return the character GPT's losses: on the last batch, and on validation windows."""
-    found = {
-        name: _interval(loss, record, ".4f") for name, loss in record["summary"]["losses"].items()
-    }
+    found = {name: shown(loss, ".4f") for name, loss in record["summary"]["losses"].items()}
     return [
         Row(
             "training loss: last batch; corrected, last 100", "1.7122",
@@ -114,7 +97,7 @@ def manifold_cifar(record: Record) -> list[Row]:
         "adamw": ("AdamW", ".513"),
     }
     return [
-        Row(*published[name], *(_interval(own, record, ".3f") for own in found.values()))
+        Row(*published[name], *(shown(own, ".3f") for own in found.values()))
         for name, found in record["summary"].items()
     ]
 

@@ -5,43 +5,35 @@ from typing import Any
 
 import numpy as np
 
-from studies.display import COLOURS, dress, panels
+from studies.display import COLOURS, dress, legend_above, panels
 from studies.estimates import half_width
 from studies.transfer.findings import RATES
 
-COLUMNS = 4
-
 
 def picture(record: Mapping[str, Any]) -> Any:
-    """Plot for every sweep the best rates, each method's curves, and, if measured, the coordinate
-    check and masses."""
+    """Plot for every sweep the best rates, the curves of the first and the last method, and, if
+    measured, the coordinate check or masses."""
     transfer, masses = record["summary"]["transfer"], record["summary"]["masses"]
     methods, rows = record["settings"]["methods"], record["rows"]
     colours = dict(zip(methods, COLOURS, strict=False))
-    per_sweep = max(_panels_of(found, sweep in masses) for sweep, found in transfer.items())
-    lines = -(-per_sweep // COLUMNS)
-    figure, grid = panels(lines * len(transfer), COLUMNS, width=3.6, height=3.0)
+    figure, grid = panels(2 * len(transfer), 2, width=4.4, height=3.2)
     for k, (sweep, found) in enumerate(transfer.items()):
-        free = list(grid[k * lines : (k + 1) * lines].flat)
-        _movement(free.pop(0), sweep, found, colours)
-        curves = [free.pop(0) for _ in methods]
+        movement, *curves, last = grid[2 * k : 2 * k + 2].flat
+        _movement(movement, sweep, found, colours)
         heights = [
             _curves(panel, rows, sweep, method, found[method], colours[method])
-            for panel, method in zip(curves, methods, strict=True)
+            for panel, method in zip(curves, (methods[0], methods[-1]), strict=True)
         ]
         for panel in curves:
             panel.set_ylim(min(h[0] for h in heights) * 0.85, max(h[1] for h in heights) * 1.1)
         if _checked(found):
-            _coordinates(free.pop(0), rows, sweep, found, colours)
-        if sweep in masses:
-            _masses(free.pop(0), sweep, masses[sweep])
-        for panel in free:
-            panel.set_visible(False)
+            _coordinates(last, rows, sweep, found, colours)
+        elif sweep in masses:
+            _masses(last, sweep, masses[sweep])
+        else:
+            last.set_visible(False)
+    legend_above(figure, grid[0, 0], columns=5)
     return figure
-
-
-def _panels_of(found: Mapping[str, Any], weighed: bool) -> int:
-    return 1 + len(found) + _checked(found) + weighed
 
 
 def _checked(found: Mapping[str, Any]) -> bool:
@@ -64,7 +56,6 @@ def _movement(panel: Any, sweep: str, found: Mapping[str, Any], colours: Mapping
         panel.errorbar(x, y, yerr=bars, color=colours[method], marker="o", markersize=4,
                        linewidth=1.5, elinewidth=0.8, capsize=2, label=method)  # fmt: skip
     _sizes_as_ticks(panel, [int(s) for s in next(iter(found.values()))["best"]])
-    panel.legend(frameon=False, fontsize=7, loc="best")
     dress(panel, f"{sweep}: drift", "of the best rate; grey: half an octave",
           sweep.split("-")[1], "octaves from the smallest")  # fmt: skip
 
@@ -88,8 +79,8 @@ def _curves(
                           linestyle=(0, (3, 2)))  # fmt: skip
         low, high = min(low, np.nanmin(losses)), max(high, own[0]["first_loss"])
     panel.set_yscale("log")
-    panel.legend(edgecolor="none", fontsize=7, loc="upper center", title=sweep.split("-")[1],
-                 title_fontsize=7)  # fmt: skip
+    panel.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5),
+                 title=sweep.split("-")[1])  # fmt: skip
     dress(panel, method, f"{sweep}; dashed: the best rate", "log2 of the learning rate", "loss")
     return low, high
 
@@ -118,7 +109,6 @@ def _coordinates(
                    label=method)  # fmt: skip
         _sizes_as_ticks(panel, sizes)
     panel.set_ylim(bottom=0)
-    panel.legend(frameon=False, fontsize=7)
     dress(panel, "Coordinate check", "of the scores after a few steps of a small rate",
           "width", "change, over the narrowest's")  # fmt: skip
 
@@ -134,7 +124,8 @@ def _masses(panel: Any, sweep: str, sizes: Mapping[str, Any]) -> None:
     panel.set_xticks(next(iter(sizes.values()))["masses"])
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_locator(_no_ticks())
-    panel.legend(frameon=False, fontsize=7, title=sweep.split("-")[1], title_fontsize=7)
+    panel.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5),
+                 title=sweep.split("-")[1])  # fmt: skip
     dress(panel, "Masses", f"{sweep}: the loss at the best rate", "mass of all blocks", "loss")
 
 

@@ -2,16 +2,26 @@
 
 from typing import Any
 
-from studies.display import COLOURS, dress, panels
+from studies.display import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SKY,
+    dress,
+    legend_above,
+    panels,
+)
 from studies.estimates import half_width
 from studies.study import Record
 from studies.transformers.methods import MUON
 
 KINDS = {
-    "NorMuonH": COLOURS[0], "AuroraH": COLOURS[0], "MuonH": COLOURS[0], "AdamH": COLOURS[5],
-    "AdamW": COLOURS[6], MUON: "#000000", "NorMuon": "#000000", "Aurora": "#000000",
-    "rows": COLOURS[2], "stream": COLOURS[4], "spectral": COLOURS[1],
-    "band": COLOURS[1], "Stiefel": COLOURS[3],
+    "NorMuonH": BLUE, "AuroraH": BLUE, "MuonH": BLUE, "AdamH": SKY, "AdamW": GREY,
+    MUON: BLACK, "NorMuon": BLACK, "Aurora": BLACK, "rows": GREEN, "stream": PURPLE,
+    "spectral": ORANGE, "band": ORANGE, "Stiefel": ORANGE,
 }  # fmt: skip
 """Colours by prefix of the method's name; the first match counts."""
 
@@ -21,7 +31,7 @@ def picture(record: Record) -> Any:
     then rates by width."""
     found = record["summary"]
     losses, widths = found["losses"], found["widths"]
-    figure, grid = panels(len(losses) + bool(widths), 2, width=5.6, height=4.1)
+    figure, grid = panels(len(losses) + bool(widths), 2, width=5.0, height=3.6)
     for (beyond, bits), (title, methods) in zip(grid, losses.items(), strict=False):
         names = sorted(methods, key=lambda name: methods[name]["loss"]["mean"] or 1e9)
         best = methods[MUON]["loss"]["mean"]
@@ -53,7 +63,7 @@ def picture(record: Record) -> Any:
         bits.tick_params(axis="x", which="minor", labelbottom=False)
         dress(beyond, title, f"Muon with tuned weight decay: {best:.3f}; paired by seed, 95 %",
               "held-out loss beyond Muon's (nats)", "")  # fmt: skip
-        dress(bits, "Cost of rounding", "4 bits by row (circle), NVFP4 (square), 3 bits (triangle)",
+        dress(bits, "Cost of rounding", "4 bits (circle), NVFP4 (square), 3 bits (triangle)",
               "rise of the held-out loss (nats)", "")  # fmt: skip
     if widths:
         rates, level = grid[-1]
@@ -69,7 +79,7 @@ def picture(record: Record) -> Any:
             panel.set_xscale("log", base=2)
             panel.set_xticks(x, [str(width) for width in x])
         rates.axhspan(-0.25, 0.25, color="#eeeeee", zorder=0)
-        rates.legend(frameon=False, fontsize=8)
+        legend_above(figure, rates)
         dress(rates, "The best rate over widths", "octaves from that of the least width; grey: a "
               "quarter", "width", "octaves")  # fmt: skip
         dress(level, "Loss at the best rate", "mean over seeds", "width", "held-out loss")

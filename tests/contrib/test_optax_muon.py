@@ -148,6 +148,45 @@ def test_none_parameters_match_optax(dims):
     assert ours is not None
 
 
+def flax_nnx() -> Any:
+    nnx = pytest.importorskip("flax.nnx")
+    rngs = nnx.Rngs(0)
+    layers = nnx.Embed(7, 4, rngs=rngs), nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
+    return nnx.state(nnx.Dict(embed=layers[0], attention=layers[1]), nnx.Param)
+
+
+def flax_linen() -> Any:
+    linen = pytest.importorskip("flax.linen")
+    return linen.Dense(3).init(jax.random.key(0), jnp.ones((1, 4)))
+
+
+def equinox() -> Any:
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(4, 3, 5, 1, key=jax.random.key(0))
+    return eqx.filter(model, eqx.is_inexact_array)
+
+
+@pytest.mark.parametrize("model", [flax_nnx, flax_linen, equinox])
+def test_one_call_trains_whole_models(model):
+    """Arrays of two axes by Muon, all others by Adam, as in Optax."""
+    params = model()
+    leaves, treedef = jax.tree.flatten(params)
+    rng = np.random.default_rng(30)
+    grads = treedef.unflatten([rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
+    rates: Any = {"learning_rate": 0.1, "adam_learning_rate": 0.01}
+    found, wanted = (
+        jax.jit(lambda g, w, tx=make(**rates): tx.update(g, tx.init(w), w)[0])(grads, params)
+        for make in (optax_muon, optax.contrib.muon)
+    )
+    assert jax.tree.structure(found) == treedef
+    triples = zip(leaves, jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
+    for leaf, ours, theirs in triples:
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+        if leaf.ndim != 2:  # the first step of Adam with Nesterov's momentum is a sign
+            size = 0.01 * (1 + 0.9 * (1 - 0.9) / (1 - 0.9**2))
+            np.testing.assert_allclose(np.abs(ours), size, rtol=1e-4)
+
+
 def test_complex_matrices_raise():
     params = {"w": jnp.ones((3, 3), jnp.complex64), "b": jnp.ones(3, jnp.complex64)}
     with pytest.raises(TypeError, match="parameter 'w' is complex64.*optax.contrib.muon"):

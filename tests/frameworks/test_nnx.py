@@ -3,6 +3,7 @@
 import inspect
 from typing import Any
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -278,6 +279,57 @@ def test_lora_adapters_default_to_none():
     assert found["lora/lora_a"] == MATRIX.transposed()
     frozen = reading.geometry(model, MATRIX, wrt=nnx.LoRAParam)
     assert set(frozen) == {"lora/lora_a", "lora/lora_b"}
+
+
+class Adapted(nnx.Module):
+    """A layer with an adapter, and a stack of such layers."""
+
+    def __init__(self):
+        self.first = nnx.LoRALinear(6, 8, lora_rank=2, rngs=rngs())
+
+        @nnx.split_rngs(splits=3)
+        @nnx.vmap
+        def stacked(rngs):
+            return nnx.LoRALinear(8, 8, lora_rank=4, rngs=rngs)
+
+        self.stack = stacked(rngs())
+
+
+def test_lora_step_is_of_the_rate_in_rms_norms():
+    """`x @ lora_a @ lora_b`: the RMS-to-RMS norm of a factor (in, out) in NumPy."""
+
+    def sizes(x: Any) -> np.ndarray:
+        x = np.asarray(x, np.float64)
+        return np.linalg.svd(x, compute_uv=False) * np.sqrt(x.shape[-2] / x.shape[-1])
+
+    model = Adapted()
+    spaces = reading.lora_geometry(model)
+    before = jax.tree.map(jnp.copy, nnx.state(model, nnx.Not(nnx.LoRAParam)))
+    nnx.update(model, optim.project_tree(spaces, nnx.state(model, nnx.LoRAParam)))
+    tx = optim.manifold_muon(0.1, spaces)
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.LoRAParam)
+    x = jax.random.normal(jax.random.key(1), (3, 5, 8))
+
+    def loss(model):
+        y = jax.vmap(lambda layer, x: layer(x))(model.stack, x)
+        return jnp.sum(y**2) + jnp.sum(model.first(x[..., :6]) ** 2)
+
+    nnx.jit(lambda m, o: o.update(m, nnx.grad(loss, argnums=nnx.DiffState(0, nnx.LoRAParam))(m)))(
+        model, optimizer
+    )
+    for layer in (model.first, model.stack):
+        np.testing.assert_allclose(sizes(layer.lora.lora_a[...]), 1, atol=1e-5)
+        np.testing.assert_allclose(sizes(layer.lora.lora_b[...]).max(-1), 0.1, rtol=1e-3)
+    chex.assert_trees_all_equal(nnx.state(model, nnx.Not(nnx.LoRAParam)), before)
+
+
+def test_lora_geometry_refuses_other_models():
+    with pytest.raises(ValueError, match=r"the overrides \['LoRA'\] are of no parameter"):
+        reading.lora_geometry(nnx.Linear(4, 5, rngs=rngs()))
+    model = nnx.Linear(4, 5, rngs=rngs())
+    model.kernel_lora_a = nnx.LoRAParam(jnp.ones((4, 2)))  # as Qwix does
+    with pytest.raises(TypeError, match=r"do not say what these are: 'kernel_lora_a'"):
+        reading.lora_geometry(model)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 
 from manifoldmuon import contrib, optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
@@ -55,21 +56,47 @@ def parts(tree: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return own, {name: x for name, x in named.items() if name not in OWN}
 
 
-def test_hybrid_matches_separate_optimizers():
+ADAM = optax.adamw(OTHER, weight_decay=0.3)
+SPLIT = {
+    "hybrid": optim.chain(
+        optax.clip_by_global_norm(1.0),
+        optim.hybrid(optim.manifold_muon(SCHEDULE, GEOMETRY), GEOMETRY, ADAM),
+    ),
+    "rest": optim.manifold_muon(SCHEDULE, GEOMETRY, clip=1.0, rest=ADAM),
+}
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_split_matches_separate_optimizers(name):
     """Against two separate training loops; NumPy computes the global gradient norm."""
-    muon, adam = optim.manifold_muon(SCHEDULE, GEOMETRY), optax.adamw(OTHER, weight_decay=0.3)
-    tx = optim.chain(optax.clip_by_global_norm(1.0), optim.hybrid(muon, GEOMETRY, adam))
-    grads = [drawn(seed) for seed in range(1, 5)]
+    tx, grads = SPLIT[name], [drawn(seed) for seed in range(1, 5)]
     params, state = train(tx, PARAMS, grads)
     clipped = []
     for batch in grads:
         squares = [np.sum(np.asarray(g, np.float64) ** 2) for g in jax.tree.leaves(batch)]
         clipped.append(parts(jax.tree.map(lambda g, n=np.sqrt(sum(squares)): g / n, batch)))
-    alone = optim.manifold_muon(SCHEDULE, MATRIX), adam
+    alone = optim.manifold_muon(SCHEDULE, MATRIX), ADAM
     for side, (start, found) in enumerate(zip(parts(PARAMS), parts(params), strict=True)):
         wanted, _ = train(alone[side], start, [batch[side] for batch in clipped])
         chex.assert_trees_all_close(found, wanted, atol=2e-6)
     assert set(optim.monitor(jax.tree.map(jnp.asarray, state))["gap"]) == set(OWN)
+
+
+def test_muon_rest_matches_separate_optimizers():
+    """Weight decay of Muon does not reach the rest, and the step decreases along the gradient."""
+    tx = optim.muon(0.1, FLAT, weight_decay=0.5, method=SVD(), momentum=None, rest=optax.sgd(0.2))
+    grads = drawn(1)
+    found, _ = train(tx, PARAMS, [grads])
+    own, rest = parts(found)
+    for name, after in own.items():
+        before, grad = (np.asarray(parts(x)[0][name], np.float64) for x in (PARAMS, grads))
+        u, _, vt = np.linalg.svd(grad, full_matrices=False)
+        size = np.sqrt(grad.shape[1] / grad.shape[0])  # kernels are (fan_in, fan_out)
+        np.testing.assert_allclose(after, 0.95 * before - 0.1 * size * u @ vt, atol=1e-5)
+    for name, after in rest.items():
+        np.testing.assert_allclose(
+            after, parts(PARAMS)[1][name] - 0.2 * parts(grads)[1][name], atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +110,7 @@ def test_hybrid_matches_separate_optimizers():
 )
 def test_none_entries_outside_hybrid_raise(tx):
     names = ["embed", "head/bias", "layer/bias", "layer/gain"]
-    message = re.escape(f"the geometry leaves {names} to another optimizer (None): wrap this one")
+    message = re.escape(f"the geometry leaves {names} to another optimizer (None): give it")
     with pytest.raises(ValueError, match=message):
         update(tx, PARAMS, PARAMS)
 
@@ -127,8 +154,8 @@ def test_tabulate_lists_none_entries_as_rest():
     assert [line[0] for line in rest] == ["embed", "head/bias", "layer/bias", "layer/gain"]
 
 
-def test_chain_and_check_chain_accept_hybrid():
-    tx = optim.hybrid(optim.manifold_muon(0.1, GEOMETRY), GEOMETRY, optax.adamw(0.01))
+def test_chain_and_check_chain_accept_rest():
+    tx = optim.manifold_muon(0.1, GEOMETRY, rest=optax.adamw(0.01))
     frozen = {"embed": True, "layer": False, "head": {"kernel": False, "bias": True}}
     optim.check_chain(optim.chain(tx, optax.transforms.freeze(frozen)), GEOMETRY, PARAMS)
     with pytest.raises(ValueError, match="have left their manifold, at distance {'head/kernel'"):
@@ -137,7 +164,7 @@ def test_chain_and_check_chain_accept_hybrid():
 
 def test_both_learning_rates_can_be_injected():
     def make(rate, rest_rate):
-        return optim.hybrid(optim.manifold_muon(rate, GEOMETRY), GEOMETRY, optax.adamw(rest_rate))
+        return optim.manifold_muon(rate, GEOMETRY, rest=optax.adamw(rest_rate))
 
     tx = optax.inject_hyperparams(make)(rate=0.1, rest_rate=0.01)
     state: Any = tx.init(PARAMS)
@@ -150,14 +177,14 @@ def test_both_learning_rates_can_be_injected():
 def test_integer_leaves_go_to_the_rest():
     params = {"kernel": PARAMS["head"]["kernel"], "steps": jnp.arange(3)}
     geometry = {"kernel": MATRIX, "steps": None}
-    tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.set_to_zero())
+    tx = optim.manifold_muon(0.1, geometry, rest=optax.set_to_zero())
     assert jnp.all(update(tx, params, params)["steps"] == 0)
-    with pytest.raises(ValueError, match="hybrid: the update of 'steps' has shape"):
+    with pytest.raises(ValueError, match="manifold_muon: the update of 'steps' has shape"):
         update(tx, params | {"steps": jnp.zeros(4)}, params)
 
 
 def test_hybrid_works_inside_other_wrappers():
-    tx = optim.hybrid(optim.muon(0.02, FLAT), FLAT, optax.adamw(0.01))
+    tx = optim.muon(0.02, FLAT, rest=optax.adamw(0.01))
     heads = optim.by_path(
         {"layer/kernel": Layout(-2, -1, out_blocks=2), "embed": Layout(), "**": None}
     )

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.norms import RootRank, Spectral
 from manifoldmuon.optim import hyperball, keep_norms
 from manifoldmuon.testing import check_sharding
@@ -258,6 +258,66 @@ def test_spectral_directions_work_inside_hybrid():
     assert np.max(np.abs(found["kernel"] - params["kernel"])) > 0.1
     moved = sum(batch["bias"] for batch in batches)
     np.testing.assert_allclose(found["bias"], params["bias"] - 0.5 * moved, rtol=1e-5, atol=1e-6)
+
+
+BLOCKS = GEOMETRY | {"qkv": LaidOut(SPHERE, Layout(out_blocks=(3, 2, 1))), "rest": None}
+REST = optax.adamw(0.1)
+NESTED = {
+    "muonh": optim.muonh(0.1, BLOCKS | {"bias": None}, rest=REST, clip=1.0),
+    "adamh": optim.adamh(0.1, BLOCKS | {"bias": None}, rest=REST),
+    "MultiSteps": optax.MultiSteps(optim.hybrid(keep_norms(BLOCKS), BLOCKS, REST), 2),
+    "master copies": optim.with_master_copies(optim.hybrid(keep_norms(BLOCKS), BLOCKS, REST)),
+    "inject_hyperparams": optax.inject_hyperparams(
+        lambda rate: optim.muonh(rate, BLOCKS | {"bias": None}, rest=REST)
+    )(0.1),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_distances_are_relative_to_radii(name):
+    shapes = SHAPES | {"qkv": (6, 3), "rest": (3,)}
+    start, end = drawn(23, shapes), drawn(24, shapes)
+    state, wanted = NESTED[name].init(start), {}
+    for path in MATRICES:
+        before, after = (norm(as_matrices(path, x[path])) for x in (start, end))
+        wanted[path] = np.max(np.abs(after / before - 1))
+    for i, rows in enumerate([slice(0, 3), slice(3, 5), slice(5, 6)]):
+        wanted[f"qkv/{i}"] = np.abs(norm(end["qkv"][rows]) / norm(start["qkv"][rows]) - 1).item()
+    found = jax.jit(lambda *a: optim.monitor_distance(BLOCKS, *a))(end, state)
+    assert found.pop("bias") == 0.0
+    assert found.keys() == wanted.keys()
+    for path, distance in found.items():
+        np.testing.assert_allclose(distance, wanted[path], rtol=2e-5, err_msg=path)
+    scalars = optim.monitor_scalars(state, BLOCKS, end)
+    assert {f"distance/{path}" for path in found} <= scalars.keys()
+    for path, distance in found.items():
+        np.testing.assert_allclose(scalars[f"distance/{path}"], distance, rtol=1e-6)
+
+
+def test_distances_without_radius_are_from_the_manifold():
+    """Two optimizers: one keeps the norm of `a`, the other a Stiefel matrix and a unit sphere."""
+    params = {"a": 3 * jnp.eye(4), "b": 2 * jnp.eye(4, 3), "c": 2 * jnp.eye(4)}
+    geometry = {"a": SPHERE, "b": Stiefel(), "c": SPHERE}
+    tx = optax.partition(
+        {"a": keep_norms(SPHERE), "b": optax.identity()}, {"a": "a", "b": "b", "c": "b"}
+    )
+    found = optim.monitor_distance(geometry, params, tx.init(params))
+    for path, wanted in {"a": 0, "b": 1, "c": 3}.items():
+        np.testing.assert_allclose(found[path], wanted, atol=1e-6)
+
+
+def test_radii_of_another_geometry_raise():
+    params = drawn(25, {"w": (5, 4), "v": (5, 4)})
+    state: Any = keep_norms({"w": SPHERE, "v": SPHERE}).init(params)
+    for other in (Hypersphere(), Stiefel(), LaidOut(SPHERE, Layout(out_blocks=5))):
+        with pytest.raises(ValueError, match=r"keeps radii of \['w'\], which are not these points"):
+            optim.monitor_distance({"w": other, "v": SPHERE}, params, state)
+    with pytest.raises(ValueError, match=r"keeps radii of \['v'\], which are not these points"):
+        optim.monitor_distance(SPHERE, {"w": params["w"]}, state)
+    with pytest.raises(ValueError, match=r"two KeepNormsState report on \['v', 'w'\]"):
+        optim.monitor_distance(SPHERE, params, (state, state))
+    masked = {"w": params["w"], "v": optax.MaskedNode()}
+    assert optim.monitor_distance(SPHERE, masked, state).keys() == {"w"}
 
 
 def test_hypersphere_rows_keep_their_norms():

@@ -39,23 +39,6 @@ def test_map_leaves_stacks_selected_leaves():
         optim.map_leaves(scale, geometry, updates, params, carried={"bias": jnp.array(1.0)})
 
 
-def test_equal_stacks_share_one_program():
-    """The program runs once per stack, which avoids copying them into a larger stack."""
-    rng, shapes = np.random.default_rng(0), []
-    params = {name: jnp.asarray(rng.standard_normal((3, 4, 2)), jnp.float32) for name in "qkvo"}
-    factors = {name: jnp.float32(i) for i, name in enumerate(params)}
-
-    def scale(manifold, point, update, factor):
-        shapes.append(point.shape)
-        return factor * update, jnp.sum(point)
-
-    found, sums = optim.map_leaves(scale, Stiefel(), params, params, carried=factors)
-    assert shapes == [(3, 4, 2)]
-    for name, point in params.items():
-        np.testing.assert_array_equal(found[name], factors[name] * point)
-        np.testing.assert_allclose(sums[name], np.sum(point), rtol=1e-5)
-
-
 def test_cache_does_not_hide_type_errors():
     """`True == 1.0` in Python, so a cache by value would accept `True`."""
     updates = {"a": jnp.ones(2)}

@@ -13,7 +13,7 @@ from flax import nnx
 
 from manifoldmuon import optim
 from manifoldmuon._internal.trees.paths import path_string
-from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from tests.optim.training import train
 
@@ -69,8 +69,8 @@ def of_kernels(params: Any, kernel: Any, other: Any) -> Any:
 MUON = optim.manifold_muon(0.1, GEOMETRY, weight_decay=0.1)
 EVERY_TX = {
     "manifold_muon": MUON,
-    "hybrid": optim.hybrid(
-        MUON, optim.by_path({"**/kernel": KERNEL, "**/bias": None}), optax.adamw(0.01)
+    "rest": optim.manifold_muon(
+        0.1, optim.by_path({"**/kernel": KERNEL, "**/bias": None}), rest=optax.adamw(0.01)
     ),
     "wrapped": optax.MultiSteps(
         optax.partition(
@@ -81,7 +81,7 @@ EVERY_TX = {
 }
 
 
-@pytest.mark.slow_except("hybrid")
+@pytest.mark.slow_except("rest")
 @pytest.mark.parametrize("name", EVERY_TX)
 def test_nnx_optimizer_matches_optax_loop(name):
     """The loop gets the same gradients as nested dictionaries."""
@@ -104,6 +104,29 @@ def test_nnx_optimizer_matches_optax_loop(name):
     assert set(report["gap"]) == (PATHS if name == "manifold_muon" else KERNELS)
     wanted = optim.monitor(jax.tree.map(jnp.asarray, state))
     chex.assert_trees_all_close(report, wanted, atol=1e-3)
+
+
+def test_radii_are_found_in_boxed_states():
+    model = Net(nnx.Rngs(0))
+    spheres = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
+    tx = optim.muonh(0.1, spheres, rest=optax.adamw(0.01))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    before = plain(nnx.state(model, nnx.Param))
+    model.stack.kernel[...] *= jnp.array([1.0, 1.5])[:, None, None]  # only the second layer
+    found = optim.monitor_distance(spheres, nnx.state(model, nnx.Param), optimizer.opt_state)
+    assert found.keys() == KERNELS
+    chex.assert_trees_all_close(
+        found, {path: 0.5 * (path == "stack/kernel") for path in KERNELS}, atol=1e-6
+    )
+    nnx.jit(lambda m, o: o.update(m, nnx.grad(loss)(m)))(model, optimizer)
+    norms = [
+        jnp.linalg.norm(x, axis=(-2, -1))
+        for x in (model.stack.kernel[...], before["stack"]["kernel"])
+    ]
+    chex.assert_trees_all_close(*norms, rtol=1e-6)
+    scalars = optim.monitor_scalars(optimizer.opt_state, spheres, nnx.state(model, nnx.Param))
+    assert scalars.keys() == {f"distance/{path}" for path in KERNELS}
+    assert max(scalars.values()) < 1e-6
 
 
 def plain(state: Any) -> Any:

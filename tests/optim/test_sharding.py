@@ -155,6 +155,9 @@ TREE_FUNCTIONS = {
     "project_tree": lambda params, _: optim.project_tree(PLACED, params),
     "monitor_distance": lambda params, _: optim.monitor_distance(PLACED, params),
     "monitor_distance, flat": lambda params, _: optim.monitor_distance(FLAT, params),
+    "monitor_distance, radii": lambda params, grads: optim.monitor_distance(
+        PLACED, params, optim.keep_norms(PLACED).init(grads)
+    ),
     "init_tree": lambda params, _: optim.init_tree(PLACED, KEY, params),
     "init_semi_orthogonal": matrices(lambda p: optim.init_semi_orthogonal(Layout(), KEY, p)),
     "monitor": certificates,

@@ -11,14 +11,6 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-try:
-    from jax.experimental.shard_alike import shard_alike  # pyright: ignore[reportMissingImports]
-except ImportError:  # removed in JAX 0.12 without a replacement: the compiler chooses
-
-    def shard_alike(x: Any, y: Any) -> tuple[Any, Any]:
-        return x, y
-
-
 Tree = TypeVar("Tree")
 
 
@@ -122,18 +114,3 @@ def warn_of_unset_mesh(params: Any, stacklevel: int) -> None:
                 stacklevel=stacklevel,
             )
             return
-
-
-def divided_alike(tree: Any, like: Any) -> Any:
-    """Give arrays the same sharding as the arrays of `like` on a working mesh.
-
-    The compiler would be free to choose another sharding. `None` and empty nodes stay.
-    """
-    if jax.sharding.get_abstract_mesh().empty:
-        return tree
-
-    def alike(x: Any, y: Any) -> Any:
-        both = isinstance(x, jax.Array) and isinstance(y, jax.Array)
-        return shard_alike(x, y)[0] if both and working_mesh(y) is not None else x
-
-    return jax.tree.map(alike, tree, like, is_leaf=lambda node: not jax.tree.leaves(node))

@@ -6,6 +6,7 @@ from manifoldmuon.manifolds.solvers._douglas_rachford import DouglasRachford
 from manifoldmuon.manifolds.solvers._dual_ascent import DualAscent
 from manifoldmuon.manifolds.solvers._line_multiplier import LineMultiplier
 from manifoldmuon.manifolds.solvers._projected_polar import ProjectedPolar
+from manifoldmuon.manifolds.solvers._projection import euclidean_direction, projected_direction
 from manifoldmuon.manifolds.solvers._resolvents import Resolvents
 from manifoldmuon.manifolds.solvers._solver import Normal, Solver, Steepest, StiefelSolver
 
@@ -22,4 +23,6 @@ __all__ = [
     "Solver",
     "Steepest",
     "StiefelSolver",
+    "euclidean_direction",
+    "projected_direction",
 ]

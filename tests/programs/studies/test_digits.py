@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from studies import Digits, run_study
 from studies.digits.gradients import record_gradients
@@ -61,8 +62,8 @@ def test_summary_follows_from_runs(record):
     }
     for name, row in record["summary"].items():
         assert row["test_accuracy"]["mean"] == pytest.approx(np.mean(finals[name]))
-        error = abs(finals[name][0] - finals[name][1]) / 2
-        assert row["test_accuracy"]["error"] == pytest.approx(error)
+        ends = scipy.stats.ttest_1samp(finals[name], 0).confidence_interval()
+        assert row["test_accuracy"]["interval"] == pytest.approx(list(ends))
         products = [4 * math.prod(run["spectral_norms"]) for run in runs(record, name)]
         assert row["lipschitz"]["mean"] == pytest.approx(np.mean(products))
         assert row["milliseconds"] > 0

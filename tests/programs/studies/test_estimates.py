@@ -5,7 +5,6 @@ import pytest
 import scipy.stats
 
 from studies.estimates import (
-    Mean,
     at_best_rate,
     difference_estimate,
     estimate,
@@ -35,13 +34,10 @@ def test_intervals_match_scipy():
     np.testing.assert_allclose(found.value, line[0])
     np.testing.assert_allclose(known(found.interval), [line[0] - half, line[0] + half], rtol=1e-9)
     np.testing.assert_allclose(known(half_width(found.interval)), half, rtol=1e-9)
-    found = Mean.of(a)
-    np.testing.assert_allclose([found.mean, known(found.error)], [a.mean(), scipy.stats.sem(a)])
 
 
 def test_too_few_values_have_no_interval():
     assert mean_estimate([1.0]) == (1.0, None)
-    assert Mean.of([1.0]) == Mean(1.0, None)
     assert difference_estimate([3.0], [1.0]) == (2.0, None)
     assert slope_estimate([0.0, 1.0], [1.0, 3.0]) == (2.0, None)
     assert half_width(None) is half_width([1.0, None]) is None

@@ -59,7 +59,7 @@ def test_study_runs_on_one_manifold(tmp_path, monkeypatch):
         if row["part"] == "training" and row["retraction"] == "normalize":
             np.testing.assert_allclose(row["loss"], row["loss_on_the_set"], rtol=1e-4)
     assert "rows, none" in study.table(record)
-    assert len(study.plot(record).axes) == 4
+    assert len(study.plot(record).axes) == 2
 
 
 @pytest.mark.parametrize(

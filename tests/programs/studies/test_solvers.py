@@ -12,7 +12,7 @@ def rows(shift: float) -> list[dict]:
     accuracy = np.random.default_rng(0).random(5)
     return [
         {"solver": solver, "rate": 0.1, "seed": seed, "accuracy": value + more, "loss": 2.0**more}
-        for solver, more in (("exact", 0.0), ("one step", shift))
+        for solver, more in (("ClosedForm", 0.0), ("ProjectedPolar", shift))
         for seed, value in enumerate(accuracy)
     ]
 
@@ -20,8 +20,8 @@ def rows(shift: float) -> list[dict]:
 @pytest.mark.parametrize("shift", [0.0, 0.01])
 def test_differences_are_paired_by_seed(shift):
     """The difference is exact, even though seeds differ far more than solvers."""
-    study = SolverShootOut(solvers=("exact", "one step"), rates=(0.1,), seeds=FIVE)
-    found = study.summarise(rows(shift))["one step"]["0.1"]
+    study = SolverShootOut(solvers=("ClosedForm", "ProjectedPolar"), rates=(0.1,), seeds=FIVE)
+    found = study.summarise(rows(shift))["ProjectedPolar"]["0.1"]
     for key, expected in (("accuracy", 100 * shift), ("log_loss", shift * np.log(2))):
         difference = found[f"{key}_minus_exact"]
         np.testing.assert_allclose(difference["value"], expected, atol=1e-9)
@@ -43,7 +43,7 @@ def test_study_runs_on_one_layer(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"solvers": ("one step",)}, "solvers must contain 'exact'"),
+        ({"solvers": ("ProjectedPolar",)}, "solvers must contain 'ClosedForm'"),
         ({"steps": 0}, "must be positive"),
         ({"rates": ()}, "there must be a rate"),
     ],

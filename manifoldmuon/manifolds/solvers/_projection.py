@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.matrices.arrays import (
@@ -17,19 +16,10 @@ from manifoldmuon._internal.matrices.arrays import (
     frobenius_norm,
     inner_product,
     nonzero_or_one,
-    product,
     relative_gap,
     rounding_loss,
-    tall,
-    trailing,
-    upcast,
 )
-from manifoldmuon._internal.matrices.polar import largest_row_sum
-from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
-    scale_to_unit_exponent,
-    times_power_of_two,
-)
+from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
 from manifoldmuon.linalg import msign
 from manifoldmuon.norms import Norm, Spectral
@@ -54,6 +44,12 @@ def euclidean_direction(
       `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each
       direction, possible rotation by rounding included; and the length of the normal part of each
       direction before a second projection.
+
+    Examples:
+      >>> last = lambda v: v.at[0].set(0)  # keep the last entry
+      >>> direction, _, _ = euclidean_direction(jnp.array([3.0, 4.0]), last, 1)
+      >>> direction.tolist()
+      [0.0, 1.0]
     """
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = tangent(scaled)
@@ -102,6 +98,12 @@ def projected_direction(
       `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
       a bound, rounding included, on the share of the optimum that each direction misses; and
       `||A - P A Q||_F / k` for the direction A before its projection, with k the smaller side.
+
+    Examples:
+      >>> upper = lambda v: v.at[1:].set(0)  # keep the first row
+      >>> direction, _, _ = projected_direction(jnp.ones((2, 2)), upper, mm.norms.Spectral())
+      >>> direction.round(3).tolist()
+      [[0.7070000171661377, 0.7070000171661377], [0.0, 0.0]]
     """
     scaled, _ = scale_to_unit_exponent(grad, 2)
     lost = frobenius_norm(beyond(scaled)) if beyond else 0
@@ -132,62 +134,3 @@ def projected_direction(
     gap = jnp.where(whole == 0, 0, jnp.where(significant, gap, 1))
     residual = jnp.where(significant, residual, 0)
     return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual
-
-
-def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
-    """Return `moved`, but the unchanged `point` where the step `vector` is zero.
-
-    A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
-    normalised (all zeros) into NaN. A NaN in the step is not a zero.
-    """
-    # Not `all(vector == 0)`: on CPUs XLA compiles and runs it slower.
-    length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
-    return jnp.where(length == 0, point, moved.astype(point.dtype))
-
-
-def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Floats:
-    """Return `vector / scale` in float32 or wider, shortened to the length `longest`.
-
-    The length is the Euclidean norm or, for matrices (`ndim=2`), a bound on the spectral norm if
-    smaller. The bound takes row sums of the Gram matrix, which is formed only if the Euclidean norm
-    of some step exceeds `longest`. A step that is not shortened keeps its bits.
-    """
-    step = upcast(vector) / scale
-    if math.isinf(longest) or 0 in step.shape:
-        return step
-
-    def cut(step: Floats) -> Floats:
-        most = jnp.max(jnp.abs(step), axis=trailing(step, ndim), keepdims=True)
-        scaled = step / nonzero_or_one(most)
-        size = frobenius_norm(scaled, ndim)
-        if ndim == 2:
-            high = tall(scaled)
-            rows = largest_row_sum(product(high.mT, high))[..., 0, 0]
-            size = jnp.minimum(size, jnp.sqrt(rows))
-        size = expand_trailing(size, ndim)
-        return jnp.where(size * most > longest, scaled * (longest / nonzero_or_one(size)), step)
-
-    # Infinite where squares overflow.
-    long = frobenius_norm(step, ndim) > longest
-    return jax.lax.cond(jnp.any(long), cut, lambda step: step, step)
-
-
-def without(unit: Floats, vector: Floats, ndim: int) -> Floats:
-    """Return `v - u <u, v>` over the trailing `ndim` axes, for unit (or zero) `u`."""
-    return vector - never_fused(unit * expand_trailing(inner_product(unit, vector, ndim), ndim))
-
-
-def at_any_scale(projection: Callable[[Any], Any], vector: Floats, ndim: int) -> Floats:
-    """Return `projection(vector)` of a homogeneous projection, without under- or overflow."""
-    scaled, exponent = scale_to_unit_exponent(vector, ndim)
-    return times_power_of_two(projection(scaled), exponent, ndim).astype(vector.dtype)
-
-
-def never_fused(product: Floats) -> Floats:
-    """Drop a bit of entrywise products before they are subtracted from vectors.
-
-    XLA may compute a difference twice, for its length and for its entries, and fuse product and
-    difference into a single rounding in only one case: a small difference would get two values.
-    """
-    info = jnp.finfo(product.dtype)
-    return jax.lax.reduce_precision(product, info.nexp, info.nmant - 1)
