@@ -2,9 +2,9 @@
 
     python -m benchmarks first_step    # minutes; docs/benchmarks/results/first_step.*
 
-The first step is `tx.init`, and `update` with `apply_updates`: traced and compiled, without the
-compilation cache, then run once. Importing and starting JAX are not counted. Rounds are
-interleaved, and figures are minima. Needs a quiet machine: XLA compiles on every core.
+The first step is `tx.init`, and `update` with `apply_updates`: traced, compiled without a cache,
+and run. Importing and starting JAX are not counted. Rounds are interleaved, and figures are minima.
+Needs a quiet machine: XLA compiles on every core.
 """
 
 import json

@@ -204,10 +204,11 @@ def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
 
 def _numpy_distance(entry: Entry, leaf: Any) -> float:
     """Return the largest distance from orthonormal matrices, without compiling a program."""
+    manifold: Any = manifold_of(entry)
     point: Any = np.asarray(leaf).astype(np.float64)
     if isinstance(entry, LaidOut):
         point = entry.layout.inward(point)
-    point = point / scale_of(manifold_of(entry).scale, point.shape[-2:])
+    point = point / scale_of(manifold.scale, point.shape[-2:])
     wide = point.shape[-2] < point.shape[-1]
     gram = point @ point.mT if wide else point.mT @ point
     if not np.isfinite(gram).all():
