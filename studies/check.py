@@ -2,7 +2,7 @@
 
 * Every study has a record, and the current code recomputes its summary from its rows.
 * The table of reproductions matches its records.
-* Every record is named on a page.
+* Every record and picture is named on a page.
 * The numbers on the first pages match their records.
 """
 
@@ -39,9 +39,10 @@ def problems() -> Iterator[str]:
     if (RESULTS / TABLE).read_text(encoding="utf-8") != markdown(read_all(RESULTS)):
         yield f"{TABLE} is not that of its records; run make reproduce ARGS=--table"
     shown = [path for path in records if path.parent != RESULTS]
-    yield from (
-        f"{path.name} has no picture" for path in shown if not path.with_suffix(".png").exists()
-    )
+    pictures = (DOCS / "lab" / "results", DOCS / "benchmarks" / "results", RESULTS)
+    for path in sorted(path for folder in pictures for path in folder.glob("*.png")):
+        if path.name not in text:
+            yield f"{path.name} is on no page"
     for path in (*shown, *(DOCS / "benchmarks" / "results").glob("*.json")):
         files = [f"{path.stem}.{suffix}" for suffix in ("json", "md", "png")]
         command = f"python -m benchmarks {path.stem}"
