@@ -245,6 +245,8 @@ ExternalModule(Param("a", FLAT) @ Param("a", FLAT) ** 2)  # weights at 'a' must 
 ExternalModule(Param("a", FLAT, mass=0.0) @ Param("a", FLAT))  # weights at 'a' are frozen together
 Param("a", FLAT, mass=-1.0)  # Param.mass must be a finite number in [0, inf); got -1.0
 Param("a", MATRIX, ndim=1)  # Param.ndim is 1, but a point of the manifold of 'a' takes 2 axes
+Param("a", FLAT).constrained()  # Param 'a' on Euclidean has no default constraint: declare it on
+(Param("a", Stiefel()) @ ReLU() @ Param("b", FLAT)).constrained()  # Param 'b' on Euclidean has no
 Param("a", FLAT).init(KEY)  # Param 'a' on Euclidean has no weight of its own: the model makes it
 (Param("a", FLAT) @ ReLU()).apply(((), None), jnp.ones(2))  # Param 'a' on Euclidean has no forward
 Tied(Linear(3, 3) @ Linear(3, 3), (0,))  # Tied takes two different places at least; got (0,)

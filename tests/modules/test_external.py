@@ -175,21 +175,3 @@ def test_constrained_param_keeps_its_manifold():
         param = Param("a", manifold, mass=2.0)
         assert param.constrained() == param
         assert ExternalModule(param.constrained()).geometry() == {"a": manifold}
-
-
-@pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
-def test_flat_param_has_no_default_constraint(manifold):
-    flat = Param("layers/1/kernel", manifold)
-    for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
-        with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
-            tree.constrained()
-
-
-def test_errors_name_unknown_paths():
-    params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
-    for declared, message in (
-        (ExternalModule(Param("a", MATRIX)), "no entry for the parameter 'b'"),
-        (ExternalModule(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            optim.modular(0.1, declared).init(params)

@@ -120,14 +120,10 @@ def test_orthogonal_convolution_is_a_convolution():
     assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
 
 
-BLOCKS = LocallyConnected((6,), 6, 6, Orthogonal())
-
-
 WELL_NORMED = [
     Bias(6),
     Householder(6),
     TwoTap(6, 2),
-    BLOCKS,
     Householder(6).unconstrained(),
     TwoTap(6, 2).unconstrained().constrained(),
 ]

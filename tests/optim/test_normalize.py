@@ -128,7 +128,7 @@ def test_singular_vectors_are_warm_started():
     assert abs(missed[-1]) < 1e-5
     right = np.linalg.svd(np.asarray(params["w"], np.float64))[2][0]
     np.testing.assert_allclose(np.abs(state.vectors["w"] @ right), 1, rtol=1e-4)
-    bad = {"w": params["w"].at[0, 0].set(jnp.nan)}
+    bad = {"w": jnp.asarray(params["w"]).at[0, 0].set(jnp.nan)}
     spoilt, after = update(bad, state, params)
     assert np.isnan(spoilt["w"]).all()
     np.testing.assert_array_equal(after.vectors["w"], state.vectors["w"])

@@ -9,7 +9,7 @@ import pytest
 from studies.networks.architectures import Perceptron, Residual, Transformer, gaussian_weights
 from studies.networks.descent import Descent, late_loss
 from studies.networks.methods import METHODS
-from studies.networks.tasks import Characters, Pictures
+from studies.networks.tasks import Pictures
 
 
 def test_late_loss_averages_last_steps():
@@ -98,14 +98,3 @@ def test_training_matches_plain_loop():
         np.testing.assert_allclose(trained.loss[1, k], value, rtol=2e-3)
     for ours, theirs in zip(jax.tree.leaves(trained.final), jax.tree.leaves(weights), strict=True):
         np.testing.assert_allclose(ours[1], theirs, atol=2e-3)
-
-
-def test_labels_are_next_characters():
-    task = Characters(batch=4, context=9)
-    tokens = jnp.asarray(task.parts().train)
-    order = task.order(2, 0)
-    x, y = task.batch_of(tokens, jnp.asarray(order[0]))
-    np.testing.assert_array_equal(np.asarray(x)[:, 1:], np.asarray(y)[:, :-1])
-    np.testing.assert_array_equal(x[:, 0], tokens[order[0]])
-    assert tokens.max() < task.classes
-    assert len(np.unique(order)) == 8
