@@ -21,6 +21,7 @@ from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
 from studies.study import Study, option
+from studies.torch_layers import TorchLayers
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
@@ -35,6 +36,7 @@ _ALL: tuple[type[Study], ...] = (
     Plasticity,
     CertifiedNetworks,
     FineTuning,
+    TorchLayers,
     HelloWorld,
     HelloMNIST,
     CharacterGPT,
