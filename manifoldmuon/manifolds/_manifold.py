@@ -126,7 +126,7 @@ class Manifold(Value, abc.ABC):
         """Return the distance of each point from the set, relative to the scale; leading axes.
 
         For matrices the largest `|sigma_i / scale - 1|`, for vectors `|norm / scale - 1|`,
-        for flat space 0.
+        for flat space 0; otherwise the length of `point - project(point)`.
         """
 
     def for_training(self) -> "Manifold":

@@ -161,7 +161,7 @@ def check_updates(
                 continue
             raise TypeError(
                 f"{name}: the update of {path!r} is None; give zeros, or make the entry of the"
-                " geometry None and use hybrid."
+                " geometry None, for `rest=` or hybrid."
             )
         if jnp.shape(update) != jnp.shape(param):
             raise ValueError(
