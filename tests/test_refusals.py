@@ -6,6 +6,7 @@ Their messages name the argument and what arrived, in one line.
 import math
 from typing import Any
 
+import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,7 @@ NAMES = {name: getattr(package, name) for package in PACKAGES for name in packag
     "PARAMS": {"w": jnp.ones((3, 2))},
     "LOGITS": jnp.ones((3, 4)),
     "LABELS": jnp.arange(3),
+    "DENSE": flax.nnx.Linear(3, 4, rngs=flax.nnx.Rngs(0)),
     "COMPLEX": jnp.ones((3, 2), jnp.complex64),
     "UNIT": np.eye(3, dtype=np.float32)[0],
     "NAN": math.nan,
@@ -104,6 +106,13 @@ Grassmann(retraction=Clip())  # Grassmann.retraction must be a Retraction of ort
 Grassmann().check_shape((4, 4))  # Grassmann takes rectangular matrices; got the shape (4, 4).
 ComplexStiefel(retraction=QR())  # ComplexStiefel.retraction: QR() of the real form is not that of
 Isospectral((1.0,), Frobenius(3))  # Isospectral.step_norm must be for 2 axes; got Frobenius(ndim=3)
+ComplexStiefel().check_shape((3, 4, 4))  # ComplexStiefel takes real and imaginary parts in the
+Isospectral(())  # Isospectral.singular_values must be a tuple, descending from above 0; got ()
+Isospectral((0.0, 0.0))  # Isospectral.singular_values must be a tuple, descending from above 0; got
+Isospectral((1.0, 2.0))  # Isospectral.singular_values must be a tuple, descending from above 0; got
+Isospectral((1.0, -0.5))  # Isospectral.singular_values must be a finite number in [0, inf); got
+Isospectral((1.0, NAN))  # Isospectral.singular_values must be a tuple, descending from above 0; got
+Isospectral((2.0, 1.0)).check_shape((3, 4))  # Isospectral has 2 singular values; got the shape (3,
 Hypersphere(-2.0)  # Hypersphere.scale must be a positive, finite number or a ScaleRule; got -2.0
 Hypersphere(ndim=1.0)  # Hypersphere.ndim must be a whole number in [1, inf); got 1.0
 Hypersphere(step_norm=1.0)  # Hypersphere.step_norm must be a Norm; got 1.0
@@ -195,6 +204,54 @@ attention(6, 2.5)  # attention(heads) must be a whole number in [1, inf); got 2.
 gpt(5, 6, 2, 1.5)  # gpt(blocks) must be a whole number in [1, inf); got 1.5
 Param("a", Stiefel(), ndim=2.5)  # Param.ndim must be a whole number in [0, inf); got 2.5
 Tied(Linear(3, 3) @ Linear(3, 3), (0, 1.0))  # an index of Tied.places must be a whole number in [0,
+Linear(3, 4, Hypersphere(ndim=3))  # Linear.manifold: Hypersphere takes the trailing 3 axes of an
+Linear(3, 4, mass=-1.0)  # Linear.mass must be a finite number in [0, inf); got -1.0
+Linear(3, 4).apply(jnp.ones((3, 4)), jnp.ones(3))  # Linear takes inputs (..., 4 entries); got (3,)
+Linear(3, 4).norm((jnp.ones((3, 4)),))  # expected a tree of the structure that init returns, *; got
+Linear(3, 4).tare(-1.0)  # tare(absolute) must be a finite number in [0, inf); got -1.0
+Linear(3, 4, mass=0.0).tare(1.0)  # no factor brings a mass of 0 to 1.0; give an atom a mass
+Linear(3, 4) @ "no"  # unsupported operand type(s) for @: 'Linear' and 'str'
+Linear(3, 4) @ (Abs(), "no")  # expected a module or a non-empty tuple of modules; got 'no'
+Linear(3, 4) @ ()  # expected a module or a non-empty tuple of modules; got ()
+Linear(3, 4) * 2  # module * number is not defined, as modula scales the input by it: write number *
+Linear(3, 4) ** -1  # a power is a whole number of copies, 0 or more; got -1
+Linear(3, 4) ** 2.5  # unsupported operand type(s) for ** or pow(): 'Linear' and 'float'
+Linear(3, 4) ** True  # unsupported operand type(s) for ** or pow(): 'Linear' and 'bool'
+NAN * Linear(3, 4)  # Mul.factor must be a finite number; got nan
+LocallyConnected((), 3, 3)  # LocallyConnected.places must be a tuple of at least one length; got
+LocallyConnected((4,), 2, 3).apply(jnp.ones((4, 2, 3)), jnp.ones((3, 3)))  # LocallyConnected takes
+Embed(2, 3).apply(jnp.ones((3, 2)), jnp.ones(4))  # Embed takes whole numbers; got an input of dtype
+Conv2D(2, 3).apply(jnp.ones((3, 3, 2, 3)), jnp.ones((4, 3)))  # Conv2D takes (..., height, width,
+Bias(3).apply(jnp.ones(3), jnp.ones(4))  # Bias takes inputs (..., 3 entries); got (4,)
+Householder(5)  # Householder.features must be even; got 5
+TwoTap(4, 4)  # TwoTap.rank must be less than the 4 channels; got 4
+TwoTap(4, 2, axis=-3).apply(jnp.ones((4, 2)), jnp.ones((3, 4)))  # TwoTap shifts along axis -3; got
+SplitHeads(4).forward(jnp.ones((2, 6)))  # 6 features do not split into 4 heads
+AveragePool(3, 3).forward(jnp.ones((4, 6, 3)))  # an image of 4 by 6 pixels does not divide into 3
+Flatten(4).forward(jnp.ones((2, 3)))  # Flatten takes at least 4 axes; got the shape (2, 3)
+GroupSort(4).forward(jnp.ones(6))  # 6 features do not fall into groups of 4
+SpaceToDepth(2).forward(jnp.ones((3, 4, 1)))  # SpaceToDepth takes (..., height, width, channels)
+NormPool(2).forward(jnp.ones((4, 1)))  # NormPool takes (..., height, width, channels) with sides
+SwapAxes().forward(jnp.ones(3))  # SwapAxes takes at least two axes; got the shape (3,)
+Shift().forward(jnp.ones((3, 5)))  # Shift takes (..., height, width, channels); got (3, 5)
+RoPE(base=0.5)  # RoPE.base must be a finite number in [1, inf); got 0.5
+RoPE().forward(jnp.ones((4, 5)))  # RoPE turns pairs of entries; got 5, an odd number
+ReLU(sensitivity=-1.0)  # ReLU.sensitivity must be a finite number in [0, inf); got -1.0
+orthogonal_conv2d(1, 3)  # TwoTap.rank must be a whole number in [1, inf); got 0
+ExternalModule(Param("a/b", FLAT) @ Param("a", FLAT))  # Param 'a/b' lies inside Param 'a'
+ExternalModule(Param("a", FLAT) @ Param("a/b", FLAT))  # other parameters lie inside Param 'a'
+ExternalModule(Param("a", FLAT) @ Param("a", MATRIX))  # weights at 'a' must agree in manifold and
+ExternalModule(Param("a", FLAT) @ Param("a", FLAT) ** 2)  # weights at 'a' must agree in manifold
+ExternalModule(Param("a", FLAT, mass=0.0) @ Param("a", FLAT))  # weights at 'a' are frozen together
+Param("a", FLAT, mass=-1.0)  # Param.mass must be a finite number in [0, inf); got -1.0
+Param("a", MATRIX, ndim=1)  # Param.ndim is 1, but a point of the manifold of 'a' takes 2 axes
+Param("a", FLAT).constrained()  # Param 'a' on Euclidean has no default constraint: declare it on
+(Param("a", Stiefel()) @ ReLU() @ Param("b", FLAT)).constrained()  # Param 'b' on Euclidean has no
+Param("a", FLAT).init(KEY)  # Param 'a' on Euclidean has no weight of its own: the model makes it
+(Param("a", FLAT) @ ReLU()).apply(((), None), jnp.ones(2))  # Param 'a' on Euclidean has no forward
+Tied(Linear(3, 3) @ Linear(3, 3), (0,))  # Tied takes two different places at least; got (0,)
+Tied(Linear(4, 3) @ Linear(3, 3), (0, 1))  # tied weights must agree in shape; got [(3, 3), (4, 3)]
+Tied(Linear(3, 3) @ Linear(3, 3).tare(0.0), (0, 1))  # weights tied at (0, 1) are frozen together or
 L2(1.5)  # L2.axes must be a whole number in [1, inf); got 1.5
 RMS(2.5)  # RMS.heads must be a whole number in [1, inf); got 2.5
 NormBound(1.0, features=2.5)  # NormBound.features must be a whole number in [1, inf); got 2.5
@@ -253,6 +310,11 @@ normalize(optax.lion(0.1), FLAT).init(PARAMS)  # normalize(base) must ascend, wi
 agd(Layout(), "x")  # agd: gain must be a finite number in [0, inf) or a schedule; got 'x'
 agd(0.1).init(PARAMS)  # automatic gradient descent: the entry of 'w' is 0.1, not a Layout.
 agd(Layout()).init({"w": jnp.ones((2, 2), jnp.int32)})  # automatic gradient descent: 'w' has dtype
+agd(Layout()).init({"s": jnp.ones(())})  # 's': in_axes=(-1,), out_axes=(-2,) take an array of at
+agd(Layout()).init({"b": jnp.ones(3)})  # 'b': in_axes=(-1,), out_axes=(-2,) take an array of at
+agd(Layout(taps=(-4, -3))).init(PARAMS)  # 'w': in_axes=(-1,), out_axes=(-2,), taps=(-4, -3) take an
+agd({"v": Layout()}).init(PARAMS)  # layouts has no entry for the parameter 'w'; the entries are
+init_semi_orthogonal(Layout(), KEY, {"b": jnp.ones(3)})  # 'b': in_axes=(-1,), out_axes=(-2,) take
 agd(Layout(out_blocks=(2, 1))).init(PARAMS)  # automatic gradient descent: out_blocks of 'w' must be
 riemannian_adam(0.1, FLAT, b1=1.0)  # riemannian_adam: b1 must be a finite number in [0, 1); got 1.0
 riemannian_adam(0.1, FLAT, eps=-1)  # riemannian_adam: eps must be a finite number in [0, inf); got
@@ -292,6 +354,14 @@ init_tree(FLAT, PARAMS, KEY)  # init_tree(geometry, key, params): the key must b
 init_tree(FLAT, 0, PARAMS)  # init_tree(geometry, key, params): the key must be a random key of JAX,
 nnx.geometry(PARAMS, Stiefel())  # frameworks.nnx.geometry: model must be an nnx.Module; got a dict.
 linen.geometry(PARAMS, (1,), FLAT)  # frameworks.linen.geometry: model must be a Module of Linen;
+optax_muon(0.1, method="svd")  # optax_muon: method must be a MsignMethod such as SVD(); got 'svd'
+optax_muon(0.1).init({"w": COMPLEX})  # optax_muon: parameter 'w' is complex64; train complex
+nnx.geometry(DENSE, Stiefel().transposed())  # geometry: matrices must be a Manifold; got
+nnx.geometry(DENSE, "stiefel")  # geometry: matrices must be a Manifold; got 'stiefel'
+nnx.geometry(DENSE, Stiefel(), per_head=1)  # geometry: per_head must be a bool; got 1
+nnx.geometry(DENSE, Stiefel(), overrides=Stiefel())  # geometry: overrides must be a dictionary; got
+nnx.geometry(DENSE, Stiefel(), overrides={"kernel": 3})  # the geometry of 'kernel' is 3, not a
+nnx.geometry(DENSE, Stiefel(), rest=Stiefel())  # the parameter 'bias': Stiefel takes the trailing 2
 
 minimize(jnp.sum, FLAT, PARAMS, PARAMS)  # minimize: args must be a tuple, such as (a,); got {'w':
 minimize(jnp.sum, Hypersphere(), 2 * UNIT)  # minimize: x0 is off its manifolds: distance 1 (at

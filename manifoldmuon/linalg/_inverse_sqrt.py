@@ -7,9 +7,10 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import Numbers, Squares, nonzero_or_one, product, sym
+from manifoldmuon._internal.matrices.arrays import Numbers, Squares, product, sym, trace
+from manifoldmuon.linalg._newton_schulz import normalised
 from manifoldmuon.linalg._polar_express import PolarExpress
-from manifoldmuon.linalg._polynomials import coupled_factor, schatten_bound
+from manifoldmuon.linalg._polynomials import coupled_factor
 from manifoldmuon.linalg._schedules import Schedule
 
 DEFAULT_INVERSE_SQRT = PolarExpress(1e-3, safety=1.0001, cushion=0.05)
@@ -40,8 +41,7 @@ def inverse_sqrt(
     Returns:
       A symmetric matrix. Its relative error is about `eps` times the condition number; with the
       default schedule in float64 at least 5e-10. Eigenvalues below the range of the schedule give
-      finite values that are too small; a zero matrix gives the product of the schedule's slopes
-      times the identity.
+      finite values that are too small; a zero matrix gives a large multiple of the identity.
 
     Raises:
       TypeError: `schedule` is not a `Schedule`.
@@ -52,14 +52,11 @@ def inverse_sqrt(
     """
     Schedule.check("schedule", schedule)
     multiply = functools.partial(product, precision=precision)
-    s = sym(gram)
+    steps = schedule.coefficients
     if bound is None:
-        trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
-        s = s / trace  # so that the squares below cannot overflow
-        square = multiply(s, s)
-        upper = nonzero_or_one(schatten_bound(square, 2))
-        s, square, upper = s / upper, square / upper**2, upper * trace
+        scale = 1 / jnp.maximum(trace(gram)[..., None, None], jnp.finfo(gram.dtype).tiny)
+        s, square, inverse = normalised(sym(gram) * scale, 1.0, steps[0], multiply)
     else:
-        upper, square = jnp.asarray(bound, s.dtype)[..., None, None], None
-        s = s / upper
-    return sym(coupled_factor(s, schedule.coefficients, multiply, square)) / jnp.sqrt(upper)
+        scale = 1 / jnp.asarray(bound, gram.dtype)[..., None, None]
+        s, square, inverse = sym(gram) * scale, None, 1.0
+    return sym(coupled_factor(s, steps, multiply, square)) * (inverse * jnp.sqrt(scale))

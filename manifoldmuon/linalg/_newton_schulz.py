@@ -15,9 +15,9 @@ from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Squares,
     check_precision,
-    nonzero_or_one,
     product,
     rounding,
+    trace,
 )
 from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg._polynomials import (
@@ -117,7 +117,9 @@ class NewtonSchulz(_Products):
     def polar(self, x: Matrices) -> Matrices:
         first_step, *steps = self.schedule.coefficients
         multiply = self._multiply
-        gram, square, inverse = _normalised(self._gram(x)[0], first_step, multiply, self.frobenius)
+        gram, _ = self._gram(x)
+        size = trace(gram)[..., None, None]
+        gram, square, inverse = normalised(gram, size, first_step, multiply, self.frobenius)
 
         def advance(x, step):
             gram, root = self._gram(x)
@@ -151,17 +153,26 @@ class SkewNewtonSchulz(NewtonSchulz):
         return -minus, minus
 
 
-def _normalised(gram, step: Coefficients, multiply, frobenius: bool = False):
-    """Return `X^T X / bound^2`, its square (None if the step needs none), and `1 / bound`."""
-    trace = nonzero_or_one(jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None])
-    gram = gram / trace  # so that the squares below cannot overflow
+def normalised(gram, size, step: Coefficients, multiply, frobenius: bool = False):
+    """Return `X^T X / bound^2`, its square (None if the step needs none), and `1 / bound`.
+
+    A zero matrix stays zero, with a finite `1 / bound`.
+
+    Args:
+      gram: `X^T X`.
+      size: its trace, with two trailing axes of length 1.
+      step: the coefficients of the first step.
+      multiply: function that multiplies two matrices.
+      frobenius: whether the bound is the Frobenius norm, not a Schatten norm.
+    """
+    eps = jnp.finfo(gram.dtype).eps
+    scale = 1 / jnp.maximum(size, eps**2)
     square = multiply(gram, gram) if factor_products(len(step)) else None
-    if frobenius:
-        return gram, square, 1 / jnp.sqrt(trace)
-    bound = schatten_bound(gram, 1) if square is None else schatten_bound(square, 2)
-    bound = nonzero_or_one(bound)
-    square = None if square is None else square / bound**2
-    return gram / bound, square, 1 / jnp.sqrt(bound * trace)
+    if not frobenius:  # scaled, since fourth powers could overflow
+        power = (gram * scale, 1) if square is None else (square * scale**2, 2)
+        scale = scale / jnp.maximum(schatten_bound(*power), eps**0.5)
+    square = None if square is None else square * scale**2
+    return gram * scale, square, jnp.sqrt(scale)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +207,9 @@ class GramNewtonSchulz(_Products):
         if max(map(len, blocks)) == 1:
             return NewtonSchulz(self.schedule, self.operands, self.precision).polar(x)
         multiply = self._multiply
-        gram, square, inverse = _normalised(multiply(x.mT, x), blocks[0][0], multiply)
+        gram = multiply(x.mT, x)
+        size = trace(gram)[..., None, None]
+        gram, square, inverse = normalised(gram, size, blocks[0][0], multiply)
         first = coupled_factor(gram, blocks[0], multiply, square)
 
         def advance(x, block):

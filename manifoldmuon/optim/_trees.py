@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import math
 import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
@@ -15,8 +17,9 @@ from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import largest, upcast
 from manifoldmuon._internal.meshes.mesh import placed_like
+from manifoldmuon._internal.scales import scale_of
 from manifoldmuon._internal.trees.places import Places
-from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold
+from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold, Stiefel
 from manifoldmuon.optim._geometry import (
     Entry,
     Geometry,
@@ -166,6 +169,7 @@ def _measure(
 
 
 _FAR = 0.1
+_FEW = 2**18  # numbers that NumPy measures faster than XLA compiles
 _LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
 
 
@@ -181,17 +185,35 @@ def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
     places = find_manifolds(geometry, params)
     leaves = places.leaves(params)
     kinds: dict[Any, list[int]] = {}  # compile once for all arrays on the same devices
+    farthest: dict[str, float] = {}
     for i in places.real:
-        if _is_known(places.values[i], leaves[i]):
+        if not _is_known(entry := places.values[i], leaves[i]):
+            continue
+        if jnp.size(leaves[i]) <= _FEW and type(manifold_of(entry)).distance is Stiefel.distance:
+            farthest[places.paths[i]] = _numpy_distance(entry, leaves[i])
+        else:
             devices = leaves[i].devices() if isinstance(leaves[i], jax.Array) else ()
             kinds.setdefault(frozenset(devices), []).append(i)
-    farthest: dict[str, float] = {}
     for kind in kinds.values():
         arrays = [leaves[i] for i in kind]
         measure = _compiled_distances(**compiler_options(arrays, steps=1))
         sizes = jax.device_get(measure(tuple([places.values[i] for i in kind]), arrays))
         farthest |= {places.paths[i]: float(x) for i, x in zip(kind, sizes, strict=True)}
     return {path: size for path, size in farthest.items() if size > _FAR}
+
+
+def _numpy_distance(entry: Entry, leaf: Any) -> float:
+    """Return the largest distance from orthonormal matrices, without compiling a program."""
+    manifold: Any = manifold_of(entry)
+    point: Any = np.asarray(leaf).astype(np.float64)
+    if isinstance(entry, LaidOut):
+        point = entry.layout.inward(point)
+    point = point / scale_of(manifold.scale, point.shape[-2:])
+    wide = point.shape[-2] < point.shape[-1]
+    gram = point @ point.mT if wide else point.mT @ point
+    if not np.isfinite(gram).all():
+        return math.nan
+    return float(np.abs(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0)) - 1).max())
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.contrib import quantized
@@ -16,6 +16,7 @@ from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
+from tests.optim.test_sharding import MESHES
 
 LARGEST = {8: 127, 4: 7}
 MU = 5.0
@@ -111,11 +112,6 @@ def test_wrapped_retraction_must_be_last():
     optim.chain(quantized(optax.trace(0.9)), optax.scale(0.5))
 
 
-MESHES = {
-    "automatic": ((8,), ("x",), (AxisType.Auto,)),
-    "explicit": ((8,), ("x",), (AxisType.Explicit,)),
-    "both": ((4, 2), ("x", "y"), (AxisType.Explicit, AxisType.Auto)),
-}
 SHARDED = {
     "rows": ((16, 12), ("x", None)),
     "columns": ((4, 80), (None, "x")),

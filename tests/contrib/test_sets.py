@@ -8,7 +8,7 @@ import pytest
 import scipy.linalg
 
 from manifoldmuon.contrib import Isospectral
-from manifoldmuon.manifolds import Manifold, Orthogonal, Stiefel
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import Frobenius
 from tests.compiled import ask, point_of
 from tests.manifolds.optima import optimum
@@ -88,19 +88,6 @@ def test_tangent_projection_matches_skew_basis(values, shape):
         np.testing.assert_allclose(ask(manifold.project_tangent, w, v), expected, atol=1e-12)
 
 
-def test_equal_singular_values_match_stiefel():
-    w, g = point_of(Orthogonal(1.5), (4, 4)), normal(0, 4, 4)
-    found = steepest(Isospectral((1.5,) * 4), w, g)
-    expected = steepest(Orthogonal(1.5), w, g)
-    np.testing.assert_allclose(found.direction, expected.direction, atol=1e-4)
-    w, v = point_of(Stiefel(), (6, 3)), normal(0, 6, 3)
-    values = Isospectral((1.0,) * 3)
-    np.testing.assert_allclose(
-        ask(values.project_tangent, w, v), ask(Stiefel().project_tangent, w, v), atol=1e-6
-    )
-    np.testing.assert_allclose(ask(values.project, v), ask(Stiefel().project, v), atol=2e-6)
-
-
 def test_set_of_singular_values_contains_the_matrix():
     w = normal(0, 3, 5)
     manifold = Isospectral(tuple(np.linalg.svd(w, compute_uv=False).tolist()))
@@ -123,19 +110,3 @@ def test_single_point_has_zero_direction():
     answer = steepest(manifold, point_of(manifold, (1, 1)), normal(0, 1, 1))
     np.testing.assert_array_equal(answer.direction, 0)
     assert answer.gap == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Isospectral(()), "must be a tuple, descending from above 0"),
-        (lambda: Isospectral((0.0, 0.0)), "must be a tuple, descending from above 0"),
-        (lambda: Isospectral((1.0, 2.0)), "must be a tuple, descending from above 0"),
-        (lambda: Isospectral((1.0, -0.5)), r"must be a finite number in \[0, inf\); got -0.5"),
-        (lambda: Isospectral((1.0, float("nan"))), "singular_values must be a"),
-        (lambda: Isospectral((2.0, 1.0)).check_shape((3, 4)), r"has 2 singular values; .*\(3, 4\)"),
-    ],
-)
-def test_invalid_arguments_raise(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()

@@ -16,6 +16,7 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.spectral import contraction_factor
 
 TOPS = [1.0, -3.0, 1e-30, 2.0**-126, 2.0**-149, -(2.0**-130), 3.4e38]
 WIDE = [1.5, -1e300, 2.0**-1022, -(2.0**-1074), 3 * 2.0**-1060]
@@ -139,3 +140,24 @@ def test_product_sums_in_float32():
     assert exact == 600  # a sum in bfloat16 stops at 256
     rounded = product(jnp.full((1, 1), 1.001), jnp.ones((1, 1)), operands=jnp.bfloat16)
     assert rounded == 1
+
+
+SPECTRA = {
+    "single": lambda n, top, base: np.r_[top, np.full(n - 1, base)],
+    "few": lambda n, top, base: np.r_[np.full(4, top), np.full(n - 4, base)],
+    "even": lambda n, top, base: np.linspace(base, top, n),
+    "edge": lambda n, top, base: 1 + (top - 1) * np.linspace(0, 1, n) ** 8,
+}
+
+
+@pytest.mark.parametrize("base", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_contraction_factor_shortens_any_spectrum(spectrum, base):
+    """One large singular value among zeros, too, as of a sparse gradient."""
+    width, margin = 300, 0.0055
+    turn = np.linalg.qr(np.random.default_rng(0).standard_normal((width, width)))[0]
+    for top in (1.003, 1.005, 1.01, 1.1, 1.5):
+        values = SPECTRA[spectrum](width, top, base)
+        gram = np.float32((turn * values**2) @ turn.T)
+        factor = float(contraction_factor(jnp.asarray(gram), margin)[0, 0])
+        assert (1 - margin) / (1 + margin) / max(values) < factor < (1 + 1e-6) / max(values)

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
+from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.modules import (
     Atom,
     Bond,
@@ -99,49 +99,37 @@ def _heaviest(parts: tuple[Any, ...], factors: tuple[float, ...]) -> float:
     )
 
 
-def dualize(module: Module, grads: Any, weights: Any = None) -> Any:
+def dualize(module: Module, grads: Any) -> Any:
     """Return the steepest ascent step of modular norm 1; parts of mass zero do not move.
 
     * M2 after M1: `(1/mu2 (m1/m) dualize1, (m2/m) dualize2)`; if M2 ignores its input (mu2 = 0),
       M1 does not move;
     * a tuple: `((m1/m) dualize1, (m2/m) dualize2)`.
-
-    Args:
-      module: atoms are in flat space under their own norm, or on their default constraint.
-      grads: gradients.
-      weights: current weights; required on constraints, where steps are tangent.
     """
     if mass(module) == 0:
         return jax.tree.map(lambda grad: np.zeros(np.shape(grad)), grads)
     match module:
         case Compose() if len(module.modules) == 1:
-            return (dualize(module.modules[0], grads[0], _at(weights, 0)),)
+            return (dualize(module.modules[0], grads[0]),)
         case Compose():
             *before, second = module.modules
             first, mu = Compose(tuple(before)), sensitivity(second)
-            rest = None if weights is None else weights[:-1]
             share = mass(first) / mass(module) / mu if mu else 0.0
-            moved = _times(share, dualize(first, grads[:-1], rest))
-            last = dualize(second, grads[-1], _at(weights, -1))
+            moved = _times(share, dualize(first, grads[:-1]))
+            last = dualize(second, grads[-1])
             return (*moved, _times(mass(second) / mass(module), last))
         case Concatenate():
             return tuple(
-                _times(mass(part) / mass(module), dualize(part, grads[i], _at(weights, i)))
+                _times(mass(part) / mass(module), dualize(part, grads[i]))
                 for i, part in enumerate(module.modules)
             )
         case Stack():
             pieces = unstacked(module, grads)
-            points = None if weights is None else unstacked(module, weights)
-            found = dualize(unrolled(module), pieces, points)
+            found = dualize(unrolled(module), pieces)
             return jax.tree.map(lambda *copies: np.stack(copies), *found)
         case Atom():
-            point = None if weights is None else np.asarray(weights, np.float64)
-            return _atom_step(module, np.asarray(grads, np.float64), point)
+            return _atom_step(module, np.asarray(grads, np.float64))
     raise NotImplementedError(type(module))
-
-
-def _at(weights: Any, index: int) -> Any:
-    return None if weights is None else weights[index]
 
 
 def _times(factor: float, tree: Any) -> Any:
@@ -154,18 +142,11 @@ def _atom_norm(atom: Atom, weight: np.ndarray) -> float:
     return float((np.linalg.norm(weight, 2, axis=(-2, -1)) / _scale(atom)).max())
 
 
-def _atom_step(atom: Atom, grad: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
+def _atom_step(atom: Atom, grad: np.ndarray) -> np.ndarray:
+    assert isinstance(atom.manifold, Euclidean)
     if isinstance(atom, Embed | Unembed):
-        if isinstance(atom.manifold, EmbeddingRows):
-            assert weight is not None
-            unit = weight / np.linalg.norm(weight, axis=-1, keepdims=True)
-            grad = grad - unit * np.sum(unit * grad, axis=-1, keepdims=True)
         size = np.sqrt(np.mean(grad**2, axis=-1, keepdims=True))
         return grad / np.where(size == 0, 1, size)
-    if isinstance(atom.manifold, Stiefel):
-        assert weight is not None
-        return _scale(atom) * _tangent_step(grad, weight)
-    assert isinstance(atom.manifold, Euclidean)
     return _scale(atom) * _polar(grad)
 
 
@@ -183,11 +164,3 @@ def _polar(matrix: np.ndarray) -> np.ndarray:
     """Return `U V^T`; singular values of zero up to float32 rounding stay zero."""
     u, s, vt = np.linalg.svd(matrix, full_matrices=False)
     return (u * (s > 1e-6 * s[..., :1])[..., None, :]) @ vt
-
-
-def _tangent_step(grad: np.ndarray, point: np.ndarray) -> np.ndarray:
-    """Return `msign(G W^T - W G^T) W` for orthonormal columns W; wide matrices are transposed."""
-    if point.shape[-2] < point.shape[-1]:
-        return _tangent_step(grad.swapaxes(-2, -1), point.swapaxes(-2, -1)).swapaxes(-2, -1)
-    w = _polar(point)
-    return _polar(grad @ w.swapaxes(-2, -1) - w @ grad.swapaxes(-2, -1)) @ w

@@ -3,7 +3,6 @@
 from typing import Any
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,14 +49,6 @@ def mlp(paths: list[str], manifold: Any) -> Any:
     return ExternalModule(third @ RELU @ second @ RELU @ first)
 
 
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        for width in (6, 6):
-            x = nn.relu(nn.Dense(width, use_bias=False)(x))
-        return nn.Dense(3, use_bias=False)(x)
-
-
 class Nnx(nnx.Module):
     def __init__(self, rngs: nnx.Rngs):
         sizes = zip((4, 6, 6), (6, 6, 3), strict=True)
@@ -67,12 +58,6 @@ class Nnx(nnx.Module):
         for layer in self.layers[:-1]:
             x = nnx.relu(layer(x))
         return self.layers[-1](x)
-
-
-def linen() -> tuple[Any, Any, Any]:
-    model = Linen()
-    params = model.init(jax.random.key(0), jnp.ones(4))
-    return params, model.apply, mlp([f"params/Dense_{i}/kernel" for i in range(3)], KERNEL)
 
 
 def flax_nnx() -> tuple[Any, Any, Any]:
@@ -101,7 +86,7 @@ def take_step(architecture: Any, forward: Any, weights: Any) -> Any:
 step_of_the_module = jax.jit(lambda weights: take_step(MODULE, MODULE.apply, weights))
 
 
-@pytest.mark.parametrize("make", [linen, flax_nnx, equinox])
+@pytest.mark.parametrize("make", [flax_nnx, equinox])
 def test_training_step_matches_module(make):
     params, apply, declared = make()
     mine = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
@@ -161,27 +146,6 @@ def test_single_array_has_empty_path():
     assert ExternalModule(Param("", Stiefel()) ** 2).budgets() == 0.5
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        (lambda: Linear(2, 2) @ Param("a", MATRIX), "made of Param and bonds"),
-        (lambda: Param("a/b", MATRIX) @ Param("a", MATRIX), "Param 'a/b' lies inside Param 'a'"),
-        (lambda: Param("a", MATRIX) @ Param("a/b", MATRIX), "lie inside Param 'a'"),
-        (lambda: Param("a", MATRIX) @ Param("a", KERNEL), "weights at 'a' must agree"),
-        (lambda: Param("a", MATRIX) @ Param("a", MATRIX) ** 2, "weights at 'a' must agree"),
-        (lambda: Param("a", MATRIX, mass=0.0) @ Param("a", MATRIX), "frozen together or not"),
-        (
-            lambda: Param("a", MATRIX, mass=-1.0),
-            r"Param.mass must be a finite number in \[0, inf\)",
-        ),
-        (lambda: Param("a", MATRIX, ndim=1), "Param.ndim is 1"),
-    ],
-)
-def test_invalid_trees_raise(tree, message):
-    with pytest.raises(ValueError, match=message):
-        ExternalModule(tree())
-
-
 FREE = {
     "of the Stiefel manifold": (Stiefel(FanRatio()), Spectral(scale=FanRatio())),
     "of steps in another norm": (Stiefel(2.0, step_norm=Frobenius()), Frobenius()),
@@ -211,29 +175,3 @@ def test_constrained_param_keeps_its_manifold():
         param = Param("a", manifold, mass=2.0)
         assert param.constrained() == param
         assert ExternalModule(param.constrained()).geometry() == {"a": manifold}
-
-
-@pytest.mark.parametrize("manifold", [MATRIX, KERNEL])
-def test_flat_param_has_no_default_constraint(manifold):
-    flat = Param("layers/1/kernel", manifold)
-    for tree in (flat, Param("a", Stiefel()) @ ReLU() @ flat, flat**2):
-        with pytest.raises(ValueError, match="Param 'layers/1/kernel' .* no default constraint"):
-            tree.constrained()
-
-
-def test_param_has_no_forward_map():
-    param = Param("a", MATRIX)
-    with pytest.raises(ValueError, match="the model makes it"):
-        param.init(jax.random.key(0))
-    with pytest.raises(ValueError, match="apply the model instead"):
-        (param @ ReLU()).apply(((), None), jnp.ones(2))
-
-
-def test_errors_name_unknown_paths():
-    params = {"a": jnp.ones((2, 2)), "b": jnp.ones((2, 2))}
-    for declared, message in (
-        (ExternalModule(Param("a", MATRIX)), "no entry for the parameter 'b'"),
-        (ExternalModule(Param("a", MATRIX) @ Param("b", MATRIX) @ Param("c", MATRIX)), "\\['c'\\]"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            optim.modular(0.1, declared).init(params)

@@ -120,14 +120,10 @@ def test_orthogonal_convolution_is_a_convolution():
     assert np.linalg.svd(taps, compute_uv=False)[1] > 1e-3
 
 
-BLOCKS = LocallyConnected((6,), 6, 6, Orthogonal())
-
-
 WELL_NORMED = [
     Bias(6),
     Householder(6),
     TwoTap(6, 2),
-    BLOCKS,
     Householder(6).unconstrained(),
     TwoTap(6, 2).unconstrained().constrained(),
 ]
@@ -149,26 +145,3 @@ def test_atoms_are_well_normed(atom):
         size = np.sqrt(6 * 6) if isinstance(atom, Bias) else np.linalg.norm(x)
         worst = max(worst, float(np.linalg.norm(moved) / size))
     assert 0.5 < worst <= 1 + 1e-5
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: GroupSort(0), "GroupSort.size"),
-        (lambda: GroupSort(4).forward(jnp.ones(6)), "do not fall into groups of 4"),
-        (lambda: Householder(5), "must be even"),
-        (lambda: TwoTap(4, 4), "less than the 4 channels"),
-        (lambda: TwoTap(4, 2, axis=-1), r"axis must be a whole number in \[-3, -2\]; got -1"),
-        (lambda: TwoTap(4, 2, axis=-3).apply(jnp.ones((4, 2)), jnp.ones((3, 4))), "along axis -3"),
-        (lambda: SpaceToDepth(2).forward(jnp.ones((3, 4, 1))), "sides that 2 divides"),
-        (lambda: NormPool(2).forward(jnp.ones((4, 1))), "height, width, channels"),
-        (lambda: SwapAxes().forward(jnp.ones(3)), "at least two axes"),
-        (lambda: Shift().forward(jnp.ones((3, 5))), "height, width, channels"),
-        (lambda: Bias(3).apply(jnp.ones(3), jnp.ones(4)), "3 entries"),
-        (lambda: orthogonal_conv2d(4, 0), "kernel"),
-        (lambda: orthogonal_conv2d(1, 3), "TwoTap.rank must be a whole number"),
-    ],
-)
-def test_error_messages(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()

@@ -5,7 +5,6 @@ import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,11 +14,13 @@ from manifoldmuon.modules import (
     Add,
     Compose,
     Concatenate,
+    ExternalModule,
     FunctionalAttention,
     Identity,
     Linear,
     Module,
     Mul,
+    Param,
     ReLU,
     RMSDivide,
     Sharpness,
@@ -150,13 +151,6 @@ def test_steps_match_recursion():
     assert still == ["zero scalar", "power zero", "zero mass everywhere", "bond"]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_masses_and_sensitivities_match_recursion(name):
-    module = MODULES[name]
-    expected = paper.mass(module), paper.sensitivity(module)
-    assert (module.mass, module.sensitivity) == pytest.approx(expected, rel=1e-12)
-
-
 def test_frozen_leaf_neither_moves_nor_counts():
     module = ROWS["zero mass"][0]
     w = weights(module)
@@ -191,7 +185,7 @@ def test_weights_tree_matches_init(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class ExternalModule(Linear):
+class DeclaredLinear(Linear):
     """An atom with arbitrary sensitivity and sharpness, to exercise the rules."""
 
     mu: float = 1.0
@@ -206,9 +200,9 @@ class ExternalModule(Linear):
         return self.sharp
 
 
-X = ExternalModule(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
-Y = ExternalModule(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
-Z = ExternalModule(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
+X = DeclaredLinear(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
+Y = DeclaredLinear(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
+Z = DeclaredLinear(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
 
 
 def test_composition_sharpness():
@@ -266,7 +260,7 @@ def test_compositions_flatten_and_drop_identity():
 @pytest.mark.parametrize("blocks", [1, 2, 7, 100])
 def test_residual_sharpness_stays_below_limit(blocks):
     """Proposition 4: the limit is (alpha + beta + gamma/3, beta + gamma/2, gamma), from below."""
-    block = ExternalModule(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
+    block = DeclaredLinear(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
     limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
     net = residual(block, blocks)
     assert net.sensitivity == pytest.approx(1)
@@ -281,38 +275,14 @@ def test_residual_sharpness_stays_below_limit(blocks):
 
 
 @pytest.mark.parametrize(
-    ("build", "error", "message"),
+    ("build", "message"),
     [
-        (lambda: A @ "no", TypeError, "unsupported operand"),
-        (lambda: A @ (A, "no"), TypeError, "tuple of modules; got 'no'"),
-        (lambda: A @ (), TypeError, "non-empty tuple"),
-        (lambda: A * "2", TypeError, "multiply|unsupported"),
-        (lambda: float("nan") * A, ValueError, "Mul.factor must be a finite number; got nan"),
-        (lambda: A**-1, ValueError, "whole number of copies, 0 or more; got -1"),
-        (lambda: A**2.5, TypeError, "unsupported operand"),
-        (lambda: A * 2, TypeError, r"write number \* module .* or module @ Mul"),
-        (lambda: A ** "a", TypeError, "unsupported operand"),
-        (lambda: A**True, TypeError, "unsupported operand"),
-        (lambda: A ** np.float64(2), TypeError, "unsupported operand|does not support"),
-        (lambda: A / 0, ZeroDivisionError, "division"),
-        (lambda: A.tare(-1.0), ValueError, r"finite number in \[0, inf\); got -1.0"),
-        (lambda: FROZEN.tare(1.0), ValueError, "no factor brings a mass of 0"),
-        (lambda: Linear(0, 3), ValueError, "Linear.fan_out must be a whole number"),
-        (lambda: Linear(2, 3, mass=-1.0), ValueError, "Linear.mass must be"),
-        (lambda: A.norm((jnp.ones((3, 5)),)), ValueError, "expected a tree of the structure"),
-        (
-            lambda: steepest_step(A.constrained(), jnp.ones((3, 5)), None),
-            ValueError,
-            "needs the current parameters",
-        ),
-        (lambda: Tied(Q @ Q, (0,)), ValueError, "two different places"),
-        (lambda: Tied(Q @ Abs() @ Q, (0, 1)), ValueError, r"no atom's weight at \(1,\)"),
-        (lambda: Tied(B @ A, (0, 1)), ValueError, "agree in shape"),
-        (lambda: Tied(Q @ Q.tare(0.0), (0, 1)), ValueError, "frozen together"),
+        (lambda: Tied(Q @ Abs() @ Q, (0, 1)), r"no atom's weight at \(1,\)"),
+        (lambda: ExternalModule(A @ Param("a", A.manifold)), "made of Param and bonds"),
     ],
 )
-def test_error_messages(build, error, message):
-    with pytest.raises(error, match=message):
+def test_error_messages_print_the_module(build, message):
+    with pytest.raises(ValueError, match=message):
         build()
 
 

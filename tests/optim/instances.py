@@ -155,9 +155,6 @@ def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTrans
 
 INSTANCES = {
     "steepest": Instance(optim.scale_by_steepest, CURVED_GEOMETRY, CURVED),
-    "steepest-accurate": Instance(
-        optim.scale_by_steepest, Stiefel(), {"a": (8, 3), "b": (8, 3)}, wrappers=False
-    ),
     "steepest-edges": Instance(optim.scale_by_steepest, STIEFEL, EDGES, wrappers=False),
     "steepest-others": Instance(optim.scale_by_steepest, OTHER_GEOMETRY, OTHERS, wrappers=False),
     "budget": Instance(
@@ -170,13 +167,7 @@ INSTANCES = {
     ),
     "retract": Instance(optim.retract, CURVED_GEOMETRY, CURVED, scale_free=False),
     "retract-edges": Instance(optim.retract, STIEFEL, EDGES, scale_free=False, wrappers=False),
-    "retract-others": Instance(
-        optim.retract, OTHER_GEOMETRY, OTHERS, scale_free=False, wrappers=False
-    ),
     "tangent": Instance(optim.project_tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
-    "tangent-sets": Instance(
-        optim.project_tangent, SET_GEOMETRY, SETS, scale_free=False, wrappers=False
-    ),
     "neurons": Instance(
         contrib.scale_by_neuron_rms,
         {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},
@@ -191,9 +182,6 @@ INSTANCES = {
             "base": optax.trace(0.9, accumulator_dtype=jnp.float32),
             "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0},
         },
-    ),
-    "normalize-others": Instance(
-        optim.normalize, OTHER_GEOMETRY, OTHERS, {"base": optax.identity()}, wrappers=False
     ),
     "muon": Instance(
         optim.muon,

@@ -38,18 +38,14 @@ def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
     """
     teacher_key, start_key, stream, test = jax.random.split(key, 4)
     teacher, student = drawn(teacher_key, 2.0), drawn(start_key, 1.0)
-    if kind == "Stiefel":
-        entry: Any = Stiefel(solver=ProjectedPolar())
-        tx = optim.manifold_muon(
-            rate, dict.fromkeys(SHAPES, entry) | {"gain": None}, track_gap=False
-        )
-    else:
-        entry = MATRIX
-        tx = hyperball(optax.scale_by_adam(), rate, dict.fromkeys(SHAPES, entry) | {"gain": None})
+    entry: Any = Stiefel(solver=ProjectedPolar()) if kind == "Stiefel" else MATRIX
     geometry = dict.fromkeys(SHAPES, entry) | {"gain": None}
-    tx = optim.hybrid(tx, geometry, optax.adam(1e-2))
     if kind == "Stiefel":
+        tx = optim.manifold_muon(rate, geometry, track_gap=False)
         student = optim.project_tree(geometry, student)
+    else:
+        tx = hyperball(optax.scale_by_adam(), rate, geometry)
+    tx = optim.hybrid(tx, geometry, optax.adam(1e-2))
 
     def loss(params, key, count):
         x = jax.random.normal(key, (count, SHAPES["a"][1]))

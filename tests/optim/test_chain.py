@@ -13,10 +13,10 @@ from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
-from manifoldmuon.norms import RMSToRMS, Spectral
+from manifoldmuon.norms import Spectral
 from tests.compiled import ask
 from tests.optim.instances import abstract
-from tests.optim.training import train
+from tests.optim.training import drawn, train
 
 W = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {"w": W, "b": Euclidean()}
@@ -39,30 +39,21 @@ def test_weight_decay_skips_constrained_leaves():
         np.testing.assert_allclose(updates["b"], -0.03 * params["b"], rtol=1e-6)
 
 
-def test_muon_is_closer_to_orthogonal_than_five_steps():
-    """At condition number 30, against the five Newton-Schulz steps of `optax.contrib.muon`."""
-    rng = np.random.default_rng(0)
-    left, right = (np.linalg.qr(rng.standard_normal((n, 24)))[0] for n in (40, 24))
-    grads = jnp.float32((left * np.geomspace(1, 1 / 30, 24)) @ right.T)
-    params = jnp.zeros_like(grads)
-    geometry = Euclidean(Spectral())
-    ours = optim.muon(1.0, geometry, None)
-    theirs = optax.contrib.muon(1.0, beta=0.0, weight_decay=0.0)
-    errors = {}
-    for name, tx in {"ours": ours, "theirs": theirs}.items():
-        update, _ = tx.update(grads, tx.init(params), params)
-        values = np.linalg.svd(np.asarray(update, np.float64), compute_uv=False)
-        errors[name] = np.abs(values / np.sqrt(40 / 24 if name == "theirs" else 1) - 1).max()
-    assert errors["ours"] < 0.03
-    assert errors["theirs"] > 5 * errors["ours"]
-
-
-def test_muon_keeps_the_method_of_a_norm():
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda flat: flat,
+        lambda flat: lambda path, leaf: flat,
+        lambda flat: optim.by_path({"**": flat}),
+    ],
+    ids=["manifold", "function", "patterns"],
+)
+def test_muon_keeps_the_method_of_a_norm(form):
     grads = jnp.float32(np.diag([1.0, 1e-3]))
     params = jnp.zeros_like(grads)
 
     def smallest(norm, **options):
-        tx = optim.muon(1.0, optim.by_path({"**": Euclidean(norm)}), None, **options)
+        tx = optim.muon(1.0, form(Euclidean(norm)), None, **options)
         update: Any = tx.update(grads, tx.init(params), params)[0]
         return -float(update[1, 1])
 
@@ -71,47 +62,13 @@ def test_muon_keeps_the_method_of_a_norm():
     assert smallest(Spectral(), method=None) == pytest.approx(1, abs=1e-5)
 
 
-def test_muon_orthogonalises_momentum():
-    geometry = Euclidean(RMSToRMS()).transposed()
-    tx = optim.muon(0.1, geometry, 0.5, method=None, nesterov=True)
-    grads = np.random.default_rng(0).standard_normal((2, 4, 6))
-    moved, _ = train(tx, np.zeros((4, 6), np.float32), [np.float32(grad) for grad in grads])
-    trace, wanted = np.zeros((4, 6)), np.zeros((4, 6))
-    for grad in grads:
-        trace = grad + 0.5 * trace
-        u, _, vt = np.linalg.svd(grad + 0.5 * trace, full_matrices=False)
-        wanted -= 0.1 * np.sqrt(6 / 4) * u @ vt
-    np.testing.assert_allclose(moved, wanted, atol=2e-4)
-
-
-MANIFOLD = {"w": True, "b": False}
 OTHERS = {"w": False, "b": True}
 SPHERE = {"w": Hypersphere(), "b": Euclidean()}
-NESTED = {
-    "masked": lambda tx: optax.masked(tx, MANIFOLD),
-    "partition": lambda tx: optax.partition({"a": tx, "b": RATE}, {"w": "a", "b": "b"}),
-    "chain in partition": lambda tx: optim.chain(NESTED["partition"](tx)),
-    "MultiSteps": lambda tx: optax.MultiSteps(tx, 2).gradient_transformation(),
-    "inject_hyperparams": lambda tx: optax.inject_hyperparams(lambda rate: tx)(rate=0.1),
-}
-
-
-@pytest.mark.slow_except("partition", "inject_hyperparams")
-@pytest.mark.parametrize("wrap", NESTED)
-def test_check_chain_detects_links_after_nested_retract(wrap):
-    wrapped, steps = (
-        NESTED[wrap](optim.manifold_muon(0.1, SPHERE)),
-        6 if wrap == "MultiSteps" else 3,
-    )
-    with pytest.raises(ValueError, match="have left their manifold, at distance {'w': "):
-        optim.check_chain(optim.chain(wrapped, optax.scale(2.0)), SPHERE, SHAPES, steps=steps)
-    tx = optim.chain(optax.scale(2.0), wrapped, optax.masked(RATE, OTHERS))
-    optim.check_chain(tx, SPHERE, SHAPES, steps=2)
 
 
 def test_chain_accepts_second_retract_last():
     """Needed after a line search, and to repair wrappers that leave the manifold."""
-    wrapped = NESTED["masked"](optim.manifold_muon(0.1, SPHERE))
+    wrapped = optax.masked(optim.manifold_muon(0.1, SPHERE), {"w": True, "b": False})
     links = wrapped, optax.masked(RATE, OTHERS), optax.scale(2.0), optim.retract(SPHERE)
     tx = optim.chain(*links)
     optim.check_chain(tx, SPHERE, SHAPES)
@@ -137,18 +94,6 @@ def test_check_chain_forwards_extra_arguments():
     times = optax.GradientTransformationExtraArgs(lambda params: optax.EmptyState(), update)
     tx = optim.chain(times, optim.manifold_muon(0.1, SPHERE))
     optim.check_chain(tx, SPHERE, SHAPES, factor=3.0, value=2.0)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        lambda: optax.chain(optim.scale_by_steepest(GEOMETRY), optim.retract(GEOMETRY), RATE),
-        lambda: optax.adam(0.1),
-    ],
-)
-def test_check_chain_detects_weights_off_manifold(wrong):
-    with pytest.raises(ValueError, match="have left their manifold, at distance {'w': "):
-        optim.check_chain(wrong(), GEOMETRY, SHAPES)
 
 
 def test_check_chain_raises_without_movement_or_with_nan():
@@ -178,7 +123,8 @@ def test_alias_equals_handwritten_chain(share):
     geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
     budgets = {"w": 3.0, "stack": share, "bias": 2.0}
     rate = optax.linear_schedule(0.1, 0.2, 2)
-    params, *batches = (drawn(seed) for seed in range(3))
+    shapes = {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
+    params, *batches = (drawn(seed, shapes) for seed in range(3))
     params = ask(lambda params: optim.project_tree(geometry, params), params)
     links = optax.chain(
         optax.clip_by_global_norm(1.0),
@@ -198,11 +144,6 @@ def test_alias_equals_handwritten_chain(share):
         np.testing.assert_allclose(one, other, atol=2e-6)
 
 
-def drawn(seed: int) -> Any:
-    rng, shapes = np.random.default_rng(seed), {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}
-    return {name: np.float32(rng.standard_normal(shape)) for name, shape in shapes.items()}
-
-
 @pytest.mark.parametrize(
     "tx",
     [
@@ -210,8 +151,9 @@ def drawn(seed: int) -> Any:
         optim.chain(
             optax.adam(0.1), optim.project_tangent(GEOMETRY), RATE, optim.retract(GEOMETRY)
         ),
+        optax.masked(optim.manifold_muon(0.1, GEOMETRY), {"w": True, "b": False}),
     ],
-    ids=["no rate", "two rates"],
+    ids=["no rate", "two rates", "masked leaves keep their gradients"],
 )
 def test_check_chain_rejects_ascent(tx):
     with pytest.raises(ValueError, match="check_chain: updates climb"):

@@ -1,7 +1,5 @@
 """Faulty gradients and unusual leaves, as documented in docs/reliability.md."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +17,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.norms import Frobenius, RMSToRMS
+from tests.optim.training import drawn
 
 GEOMETRY = {
     "tall": Stiefel(),
@@ -46,23 +45,9 @@ PARAMS = optim.init_tree(
 TX = optim.manifold_muon(0.1, GEOMETRY)
 
 
-def drawn(seed: int, scale: float = 1.0) -> dict[str, Any]:
-    rng = np.random.default_rng(seed)
-    return {k: np.float32(scale * rng.standard_normal(s)) for k, s in SHAPES.items()}
-
-
 @jax.jit
 def step(grads, state, params):
     updates, state = TX.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-
-SAFE = optax.apply_if_finite(TX, 10)
-
-
-@jax.jit
-def safe_step(grads, state, params):
-    updates, state = SAFE.update(grads, state, params)
     return optax.apply_updates(params, updates), state
 
 
@@ -70,57 +55,11 @@ def distances(params) -> dict[str, float]:
     return {k: float(d) for k, d in optim.monitor_distance(GEOMETRY, params).items()}
 
 
-@pytest.mark.parametrize("scale", [0.0, 1e-42, 1e-30, 1.0, 1e30], ids=str)
-def test_gradients_of_any_scale_stay_on_manifold(scale):
-    params, state = PARAMS, TX.init(PARAMS)
-    for seed in range(3):
-        params, state = step(drawn(seed, scale), state, params)
-    assert max(distances(params).values()) < 4e-6
-    for name, before in PARAMS.items():
-        assert np.isfinite(params[name]).all()
-        if scale != 1e-42:  # XLA may flush denormal momentum to zero
-            moved = not np.array_equal(params[name], before)
-            assert moved == (scale > 0 and name != "empty")
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_nonfinite_gradient_stays_in_its_leaf(value):
-    """The momentum keeps it too, unless `apply_if_finite` skips the step."""
-    bad = drawn(1) | {"tall": np.full((6, 3), value, np.float32)}
-    params, state = step(bad, TX.init(PARAMS), PARAMS)
+def test_infinite_gradient_stays_in_its_leaf():
+    bad = drawn(1, SHAPES) | {"tall": np.full((6, 3), np.inf, np.float32)}
+    params, _ = step(bad, TX.init(PARAMS), PARAMS)
     assert np.isnan(params["tall"]).all()
     assert np.isfinite(params["rows"]).all()
-    params, state = PARAMS, SAFE.init(PARAMS)
-    for grads in (drawn(0), bad, drawn(2)):
-        params, state = safe_step(grads, state, params)
-    wanted, clean = PARAMS, TX.init(PARAMS)
-    for grads in (drawn(0), drawn(2)):
-        wanted, clean = step(grads, clean, wanted)
-    for name in SHAPES:
-        np.testing.assert_allclose(params[name], wanted[name], atol=1e-6)
-
-
-def test_gradient_spike_needs_clipping():
-    """Momentum keeps a spike of 1e20 for hundreds of steps; clipped first, it costs a batch."""
-    geometry, target = Stiefel(), np.float32(np.eye(6, 3)[::-1])
-    spike = 1e20 * np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
-    start = Stiefel().random_point(jax.random.key(0), (6, 3), jnp.float32)
-
-    def loss_after(tx):
-        @jax.jit
-        def advance(carry, number):
-            params, state = carry
-            grad = jnp.where(number == 20, spike, params - target)
-            updates, state = tx.update(grad, state, params)
-            return (optax.apply_updates(params, updates), state), jnp.sum((params - target) ** 2)
-
-        return jax.lax.scan(advance, (start, tx.init(start)), jnp.arange(80))[1]
-
-    rate = optax.linear_schedule(0.1, 0.01, 80)
-    with_clip = loss_after(optim.manifold_muon(rate, geometry, momentum=0.9, clip=1.0))
-    without = loss_after(optim.manifold_muon(rate, geometry, momentum=0.9))
-    assert with_clip[-1] < 0.05
-    assert without[-1] > 0.5
 
 
 FAR = {"rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2), "bias": Hypersphere(),
@@ -158,7 +97,7 @@ def test_spectral_ball_accepts_any_rank(ones):
     ball = {"w": SpectralBall(), "band": SpectralBand()}
     tx = optim.manifold_muon(0.1, ball)
     far = {k: jnp.full((8, 4), ones) for k in ball}
-    grads = {k: drawn(3)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
+    grads = {k: drawn(3, SHAPES)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
     with pytest.raises(ValueError, match="'band' .*project_tree"):
         tx.init(far)
     updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(far), far)
@@ -167,18 +106,8 @@ def test_spectral_ball_accepts_any_rank(ones):
     assert near["band"] < 2e-4  # inverse roots converge slowly from zero singular values
 
 
-def test_average_leaves_manifold_and_projection_returns():
-    params, state, seen = PARAMS, TX.init(PARAMS), []
-    for seed in range(4):
-        params, state = step(drawn(seed), state, params)
-        seen.append(params)
-    mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *seen)
-    assert distances(mean)["tall"] > 1e-3
-    assert max(distances(optim.project_tree(GEOMETRY, mean)).values()) < 4e-6
-
-
 def test_rank_deficient_gradients_give_valid_steps():
-    grads = drawn(0)
+    grads = drawn(0, SHAPES)
     grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)
     tx = optim.muon(0.1, Euclidean(RMSToRMS()))
     update = jax.jit(tx.update)(grads["tall"], tx.init(grads["tall"]), grads["tall"])[0]

@@ -1,8 +1,6 @@
 """Assignment of manifolds to parameters, and errors that name the parameter."""
 
-import gc
 import re
-import weakref
 from typing import Any
 
 import jax
@@ -14,7 +12,6 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
-from manifoldmuon.norms import RMSToRMS
 from tests.compiled import ask
 from tests.optim.instances import abstract
 
@@ -70,7 +67,6 @@ def test_patterns_for_masked_branch_may_be_unused():
         ({"blocks": WANTED["blocks"]}, ValueError, "no entry for the parameter 'head'"),
         (WANTED | {"tail": W}, ValueError, "['tail'] describe no parameter"),
         (WANTED | {"head": {"deeper": W}}, ValueError, "no entry for the parameter 'head'"),
-        (WANTED | {"head": Stiefel}, TypeError, "'head' is <class .*parentheses"),
         (WANTED | {"head": "stiefel"}, TypeError, "'head' is 'stiefel', not a Manifold"),
         (Stiefel, TypeError, "parentheses"),
         (optim.by_path({"**/w": W, "**/b": B}), ValueError, "no pattern .*['head']"),
@@ -98,17 +94,6 @@ def test_geometry_functions_are_not_cached():
     assert optim.resolve_geometry(geometry, params) == {"w": W, "b": B}
     chosen["b"] = Hypersphere()
     assert optim.resolve_geometry(geometry, params) == {"w": W, "b": Hypersphere()}
-    reference = weakref.ref(geometry)
-    del geometry
-    gc.collect()
-    assert reference() is None
-
-
-@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.complex64])
-def test_non_floating_parameters_raise(dtype):
-    params = {"a": jnp.ones((3, 2)), "steps": jnp.zeros((3, 2), dtype)}
-    with pytest.raises(TypeError, match="'steps' has dtype"):
-        optim.resolve_geometry(W, params)
 
 
 @pytest.mark.parametrize(
@@ -143,20 +128,3 @@ def test_init_tree_draws_each_leaf_by_path():
 
 def vectors(names):
     return abstract(dict.fromkeys(names, (5,)))
-
-
-def test_muon_sets_method_for_any_geometry_form():
-    flat = Euclidean(RMSToRMS())
-    params = jnp.zeros((4, 3))
-    grads = np.float32(np.random.default_rng(0).standard_normal((4, 3)))
-
-    def steps(grads):
-        forms = flat, lambda path, leaf: flat, optim.by_path({"**": flat})
-        optimizers = [optim.muon(0.1, form) for form in forms]
-        optimizers.append(optim.muon(0.1, flat, method=None))
-        return [tx.update(grads, tx.init(params), params)[0] for tx in optimizers]
-
-    expected, *found, other = ask(steps, grads)
-    for step in found:
-        np.testing.assert_array_equal(step, expected)
-    assert np.any(other != expected)

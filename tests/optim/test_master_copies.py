@@ -6,19 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.norms import MaxAbs
+from tests.optim.training import train
 
 
 def walk(tx: Any, params: Any, steps: int) -> tuple[Any, Any]:
-    state, update = tx.init(params), jax.jit(tx.update)
-    for _ in range(steps):
-        updates, state = update(jax.tree.map(jnp.ones_like, params), state, params)
-        params = optax.apply_updates(params, updates)
-    return params, state
+    return train(tx, params, [jax.tree.map(jnp.ones_like, params)] * steps)
 
 
 def test_small_steps_accumulate_in_copies():
@@ -42,16 +38,6 @@ def test_copies_match_float32_run():
     np.testing.assert_array_equal(state.copies["a"], wide_after["a"])
     miss = np.abs(np.float32(params_after["a"]) - np.float32(wide_after["a"]))
     assert miss.max() <= 2.0**-8
-
-
-def test_params_are_required():
-    tx: Any = optim.with_master_copies(optax.sgd(0.1))
-    params = {"w": jnp.ones(2, jnp.bfloat16)}
-    with pytest.raises(ValueError, match="needs params"):
-        tx.update(params, tx.init(params))
-    # Abstract parameters give an abstract state.
-    shapes = jax.eval_shape(lambda: params)
-    assert tx.init(shapes).copies["w"] == jax.ShapeDtypeStruct((2,), jnp.float32)
 
 
 def test_float64_copies_stay_float64():

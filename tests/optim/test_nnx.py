@@ -133,37 +133,6 @@ def plain(state: Any) -> Any:
     return jax.tree.map(jnp.copy, nnx.to_pure_dict(state))
 
 
-def test_clone_continues_training():
-    model = projected_net()
-    both = model, nnx.Optimizer(model, MUON, wrt=nnx.Param)
-    step = nnx.jit(lambda model, optimizer: optimizer.update(model, nnx.grad(loss)(model)))
-    step(*both)
-    copied = nnx.clone(both)  # splits and merges
-    step(*both)
-    found, kept = (plain(nnx.state(model, nnx.Param)) for model, _ in (both, copied))
-    assert jnp.any(found["first"]["kernel"] != kept["first"]["kernel"])
-    step(*copied)
-    chex.assert_trees_all_equal(found, plain(nnx.state(copied[0], nnx.Param)))
-
-
-def test_filtered_parameters_are_frozen():
-    model = projected_net()
-    before = plain(nnx.state(model))
-    trained = nnx.All(nnx.Param, nnx.PathContains("stack"))
-    geometry = {"stack": {"kernel": KERNEL, "bias": Euclidean()}}
-    optimizer = nnx.Optimizer(model, optim.manifold_muon(0.1, geometry), wrt=trained)
-
-    @nnx.jit
-    def step(model, optimizer):
-        optimizer.update(model, nnx.grad(loss, argnums=nnx.DiffState(0, trained))(model))
-
-    step(model, optimizer)
-    after = plain(nnx.state(model))
-    assert jnp.any(after["stack"]["kernel"] != before["stack"]["kernel"])
-    for name in ("first", "list"):
-        chex.assert_trees_all_equal(after[name], before[name])
-
-
 def test_boxes_are_not_in_paths():
     variables = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
     assert set(optim.monitor_distance(GEOMETRY, variables)) == PATHS

@@ -8,7 +8,6 @@ import pytest
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from tests.compiled import ask, point_of
 from tests.optim.instances import Instance
 from tests.optim.training import train
 
@@ -121,52 +120,3 @@ def test_project_tangent_matches_formula():
     # Adam would turn rounding errors into a full step.
     for name, part in update(params | {"bias": jnp.zeros(4)}).items():
         np.testing.assert_array_equal(part, 0, err_msg=name)
-
-
-def eigenproblem(n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a symmetric matrix with eigenvalues n, ..., 1 and its eigenvectors."""
-    q, _ = np.linalg.qr(np.random.default_rng(0).standard_normal((n, n)))
-    return (q * np.arange(n, 0, -1)) @ q.T, q
-
-
-@pytest.mark.parametrize(
-    "tx",
-    [
-        optim.riemannian_sgd(0.02, Stiefel(), 0.5),
-        optim.riemannian_adam(optax.cosine_decay_schedule(0.03, 1500), Stiefel()),
-    ],
-    ids=["sgd", "adam"],
-)
-def test_brockett_cost_finds_ordered_eigenvectors(tx):
-    """Brockett 1991: `-tr(W^T A W N)/2` with N = diag(3, 2, 1), columns up to sign."""
-    matrix, vectors = eigenproblem(8)
-    a, weights = jnp.float32(matrix), jnp.array([3.0, 2.0, 1.0])
-    start = point_of(Stiefel(), (8, 3), 2)
-
-    def step(carry, _):
-        point, state = carry
-        updates, state = tx.update(-(a @ point) * weights, state, point)
-        return (optax.apply_updates(point, updates), state), None
-
-    found = ask(lambda w: jax.lax.scan(step, (w, tx.init(w)), None, 1500)[0][0], start)
-    np.testing.assert_allclose(np.abs(vectors[:, :3].T @ found), np.eye(3), atol=2e-3)
-
-
-def test_long_steps_end_on_manifold():
-    params, grads = INSTANCE.params(), [INSTANCE.grads(seed) for seed in range(2)]
-
-    @jax.jit
-    def distances(rate):
-        tx = optim.riemannian_adam(rate, GEOMETRY)
-
-        def step(carry, batch):
-            params, state = carry
-            updates, state = tx.update(batch, state, params)
-            return (optax.apply_updates(params, updates), state), None
-
-        batches = jax.tree.map(lambda *g: jnp.stack(g), *grads)
-        (end, _), _ = jax.lax.scan(step, (params, tx.init(params)), batches)
-        return optim.monitor_distance(GEOMETRY, end)
-
-    for rate in (0.1, 10.0, 1e4):
-        assert max(float(jnp.max(d)) for d in distances(rate).values()) < 2e-6

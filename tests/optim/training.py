@@ -1,10 +1,20 @@
-"""Steps with given gradients, compiled as one program."""
+"""Random trees, and steps with given gradients, compiled as one program."""
 
 from typing import Any
 
 import jax
 import numpy as np
 import optax
+
+
+def drawn(seed: int, shapes: Any) -> Any:
+    """Draw normal numbers in float32, for a tree of shapes."""
+    rng = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda shape: np.asarray(rng.standard_normal(shape), np.float32),
+        shapes,
+        is_leaf=lambda node: isinstance(node, tuple),
+    )
 
 
 def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:

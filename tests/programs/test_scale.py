@@ -1,17 +1,5 @@
-"""The benchmark of large models: costs read from programs, with and without the TPU's compiler.
+"""The benchmark of large models: costs read from compiled programs."""
 
-The tests do not require the compiler; `pip install manifoldmuon[tpu]` adds it. It runs in a
-separate process, away from the suite's devices.
-"""
-
-import functools
-import importlib.util
-import json
-import math
-import os
-import subprocess
-import sys
-import textwrap
 import types
 from typing import Any
 
@@ -20,25 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._passes import multiplications
 from benchmarks._programs import read
 from benchmarks.scale import (
-    ROWS,
     Row,
     compiled,
-    least_seconds,
     link_seconds,
     optimizers,
-    order,
-    overheads,
-    table,
 )
 from benchmarks.steps import step_of, tree
-from manifoldmuon.linalg import TRAINING_MSIGN, msign
-
-needs_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("libtpu") is None, reason="needs libtpu, the TPU's compiler"
-)
 
 # Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
 # of 64 x 4 by four chips, and a product in a loop of unknown length. Outside the loops: an
@@ -186,35 +163,6 @@ def test_all_to_all_is_limited_by_bisection():
     assert both == pytest.approx(0.4 + 9 / 90)
 
 
-def test_tables_show_costs_and_overheads():
-    key, row = next(iter(ROWS.items()))
-    cell = {
-        "row": key, "dtype": "float32", "effort": "reduced", "optimizer": "muon",
-        "flops": {"6": 1e12}, "multiplier_flops": 6e12, "arguments": 3e8, "outputs": 1e8,
-        "collectives": {"all-to-all": [6.0, 9e7]}, "moved": 9e7, "collectives_in_loops": 0,
-        "temporary": 5e7, "compile_cpu_seconds": 11.7,
-    }  # fmt: skip
-    refused = {k: cell[k] for k in ("row", "dtype", "effort")} | {
-        "optimizer": "optax.contrib.muon", "error": "RESOURCE_EXHAUSTED: no | room",
-    }  # fmt: skip
-    lines = table([refused, cell]).splitlines()
-    assert "RESOURCE_EXHAUSTED: no / room" in lines[2]
-    assert lines[3].endswith("| muon | 1 | 6 | 0.09 GB | 6 all-to-all | 0 | 0.05 GB | 12 s |")
-    assert len({line.count("|") for line in lines}) == 1
-    parts = least_seconds(row, cell)
-    assert parts == {
-        "products": pytest.approx(6e12 / 197e12),
-        "memory": pytest.approx(4e8 / 8.19e11),
-        "links": pytest.approx(9e7 / 4.5e10),
-    }
-    training = 6 * 12 * 12 * 768**2 * 16384 / (0.5 * 197e12)
-    for share in (1.0, 0.5):  # of the products alone
-        line = overheads([refused, cell], {"0.1B-8": share}).splitlines()[2]
-        seconds = share * parts["products"] + parts["memory"] + parts["links"]
-        assert f" {100 * seconds / training:.2g} % (" in line
-    assert sorted([cell, refused], key=order) == [refused, cell]
-
-
 def test_experts_are_counted_and_not_gathered():
     """Eight CPU devices as chips: four groups with two experts per layer, in two columns."""
     row = Row(2, 64, "v5e:2x4", experts=8, hidden=32, active=2, parts=4)
@@ -239,52 +187,3 @@ def test_experts_are_counted_and_not_gathered():
 )
 def test_busiest_chip_shares_work_over_shapes(row, share):
     assert row.busiest == pytest.approx(share)
-
-
-@needs_compiler
-def test_steps_compile_for_eight_chips(tmp_path):
-    script = """
-        from benchmarks import scale
-        scale.ROWS.clear()
-        scale.ROWS["small"] = scale.Row(8, 128, "v5e:2x4")
-        scale.ROWS["experts"] = scale.Row(2, 128, "v5e:2x4", 8, 64, 2, 4)
-        names = "optax.adam", "muon", "manifold_muon, ProjectedPolar()"
-        only = "--only", *names, "--bfloat16", "--full"
-        scale.main(["--rows", "small", "experts", "--out", "scale.json", *only])
-    """
-    path = os.pathsep.join([os.getcwd(), os.environ.get("PYTHONPATH", "")])
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | {"PYTHONPATH": path}
-    subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=240,
-    )  # fmt: skip
-    record = json.loads((tmp_path / "scale.json").read_text())
-    adam, muon, fast, _, experts, _ = record["cells"]
-    shapes = dict.fromkeys("qkvo", (8, 128, 128)) | {"up": (8, 512, 128), "down": (8, 128, 512)}
-    weights = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes.items()}
-    size = 4 * sum(math.prod(s) for s in shapes.values())
-    # An eighth of parameters, gradients and two moments (Adam) or momentum (Muon).
-    assert adam["arguments"] == pytest.approx(4 * size / 8, rel=0.01)
-    assert muon["arguments"] == pytest.approx(3 * size / 8, rel=0.01)
-    assert adam["flops"] == adam["collectives"] == {}
-    # To the owners and back: seven eighths of a chip's eighth.
-    assert muon["moved"] == pytest.approx(2 * size / 8 * 7 / 8, rel=0.01)
-    assert muon["collectives_in_loops"] == muon["unknown_loops"] == 0
-    # Stacks are not gathered.
-    assert set(experts["collectives"]) == {"all-to-all"}
-    # Every chip computes an eighth of the directions, and no other products.
-    directions = functools.partial(jax.tree.map, lambda x: msign(x, TRAINING_MSIGN))
-    assert muon["flops"] == {"1": 2 * multiplications(directions, weights) / 8}
-    # The compiler counts a loop's body once, and sums in addition to products.
-    assert muon["flops_once"] == pytest.approx(muon["cost_analysis"]["flops"], rel=0.05)
-    # Near the manifold, the branches for large steps or lost digits do not run, but the compiler
-    # counts them.
-    tx = optimizers()["manifold_muon, ProjectedPolar()"]
-    whole = step_of(tx), weights, jax.eval_shape(tx.init, weights), weights
-    expected = 2 * multiplications(*whole, taken=min) / 8
-    assert fast["multiplier_flops"] == pytest.approx(expected, rel=0.05)
-    costliest = fast["costliest_branches"]
-    assert costliest["flops_once"] == pytest.approx(fast["cost_analysis"]["flops"], rel=0.05)
-    assert costliest["multiplier_flops"] > 1.5 * fast["multiplier_flops"]
-    assert fast["unknown_loops"] == 0
-    assert (tmp_path / "scale.overheads.md").exists()

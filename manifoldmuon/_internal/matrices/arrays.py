@@ -145,6 +145,12 @@ def product(
     return jnp.matmul(left, right, precision=precision, preferred_element_type=out).astype(out)
 
 
+def trace(x: Squares) -> Numbers:
+    """Return the trace; `jnp.trace` reads the whole matrix, and takes longer to compile on CPUs."""
+    n = x.shape[-1]
+    return jnp.sum(x.reshape(*x.shape[:-2], n * n)[..., :: n + 1], axis=-1)
+
+
 def nonzero_or_one(x: Floats) -> Floats:
     """Return `x` with 1 in place of 0, as a divisor."""
     return jnp.where(x == 0, 1, x)

@@ -99,10 +99,11 @@ def largest_row_sum(x: Squares) -> Float[Array, "*batch 1 1"]:
     """Return the largest absolute row sum, a bound on the spectral norm of a symmetric matrix.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. The result has two
-        trailing axes of length 1.
+      x: symmetric matrices in the trailing two axes; leading axes are independent. The result has
+        two trailing axes of length 1.
     """
-    return jnp.max(jnp.sum(jnp.abs(x), axis=-1), axis=-1, initial=0)[..., None, None]
+    sums = jnp.sum(jnp.abs(x), axis=-2)  # columns, which take less time to compile on CPUs
+    return jnp.max(sums, axis=-1, initial=0 if not sums.size else None)[..., None, None]
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))

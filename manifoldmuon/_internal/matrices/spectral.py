@@ -25,6 +25,7 @@ from manifoldmuon._internal.matrices.arrays import (
     right_multiply,
     safe_sqrt,
     tall,
+    trace,
 )
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import normalize
@@ -118,8 +119,7 @@ def _tridiagonal_power(
     small = identity_like(above) * values[..., None] + above + above.mT
 
     def square(_, power):
-        trace = nonzero_or_one(jnp.trace(power, axis1=-2, axis2=-1))
-        power = power / trace[..., None, None]
+        power = power / nonzero_or_one(trace(power))[..., None, None]
         return product(power, power)
 
     return small, jax.lax.fori_loop(0, 20, square, small)
@@ -146,8 +146,7 @@ def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
     carry = match_varying_axes((jnp.zeros_like(start), start, zero), gram)
     _, found = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
     small, power = _tridiagonal_power(*found)
-    trace = nonzero_or_one(jnp.trace(power, axis1=-2, axis2=-1))
-    return inner_product(power, small) / trace
+    return inner_product(power, small) / nonzero_or_one(trace(power))
 
 
 @largest_eigenvalue.defjvp
@@ -206,6 +205,43 @@ def start_vector(matrix: Matrices) -> Vectors:
     vector = np.random.default_rng(0).standard_normal(matrix.shape[-1])
     vector = jnp.asarray(vector / np.linalg.norm(vector), matrix.dtype)
     return jnp.broadcast_to(vector, (*matrix.shape[:-2], matrix.shape[-1]))
+
+
+def random_signs(width: int, count: int, dtype) -> Float[Array, "n k"]:
+    """Return columns of random signs, always the same for the same shape.
+
+    XLA on CPUs compiles kernels for products with a single column, but not with several.
+    """
+    return jnp.asarray(np.random.default_rng(0).choice((-1.0, 1.0), (width, count)), dtype)
+
+
+def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
+    """Return `min(1, 1 / ||A||_2) / (1 + margin)` from `A^T A`, for an A of norm at most 1.5.
+
+    Multiplies eight vectors of random signs by a polynomial in `A^T A`, of degree 32, that is at
+    most 1 on [0, 1] and grows fast beyond. Their Rayleigh quotient estimates the norm from below:
+    by up to 0.3 % for a single singular value above 1 of 1024, wherever the others are, and 0.53 %
+    for values evenly spread up to 1.5.
+
+    Args:
+      gram: `A^T A`.
+      margin: covers the error.
+    """
+
+    def advance(_, carry):
+        """Apply the recurrence of Chebyshev polynomials in `2 A^T A - I`, halved in each step."""
+        before, vectors = carry
+        return vectors, 2 * product(gram, vectors) - vectors - before / 4
+
+    width = gram.shape[-1]
+    # Polynomials of the third kind times `x^2`, so `x T_63(x)` of a singular value x. Without that
+    # factor they would be 63 at 0, and hide a single large value among many zeros.
+    start = product(gram, random_signs(width, 8, gram.dtype))
+    carry = match_varying_axes((2 * start, start), gram)
+    _, vectors = jax.lax.fori_loop(0, 31, advance, carry)
+    value, square = (trace(product(vectors.mT, x)) for x in (product(gram, vectors), vectors))
+    value = value / jnp.maximum(square, jnp.finfo(gram.dtype).tiny)
+    return 1 / ((1 + margin) * jnp.sqrt(jnp.maximum(value, 1)))[..., None, None]
 
 
 def pair_uncertainty(x: Matrices, steps: int) -> Numbers:

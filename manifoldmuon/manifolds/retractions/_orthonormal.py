@@ -39,8 +39,12 @@ class Polar(Retraction):
     Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram matrix
     is `I + V^T V`, at least the identity and close to it for a small step, so that a few `n x n`
     products find its inverse root: no iteration for a learning rate of 0.05, at most one up to 0.3,
-    two for 1, up to ten for 100. Using the Gram matrix of `W + V` itself removes any distance from
-    the set that rounding has left in `W`.
+    two for 1. Using the Gram matrix of `W + V` itself removes any distance from the set that
+    rounding has left in `W`.
+
+    Steps longer than 10, which turn by 84 of 90 degrees, are shortened to at most 10, and to zero
+    if their squares overflow. A row sum of the Gram matrix measures them; it can be too large by up
+    to `n**(1/2)`.
 
     The iteration stops by itself; derivatives, in either mode, are of the exact factor.
 
@@ -60,30 +64,41 @@ class Polar(Retraction):
         check_fields(self, max_iterations="[1, inf)")
 
     order: ClassVar[float] = 2
+    longest: ClassVar[float] = math.inf
     wide: ClassVar[bool] = True
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        return _polar_factor(point + vector, self.max_iterations)
+        moved = point + vector
+        gram = gram_matrix(moved, moved)
+        largest = largest_row_sum(gram)  # at least ||W + V||^2
+
+        def shorten(*_):
+            moved = point + vector * jnp.minimum(10 / (1 + jnp.sqrt(largest)), 1)
+            return moved, gram_matrix(moved, moved)
+
+        same = moved, gram
+        moved, gram = jax.lax.cond(jnp.any(largest > 81), shorten, lambda *same: same, *same)
+        gram, largest = jax.lax.stop_gradient((gram, jnp.minimum(largest, 121)))
+        return _polar_factor(moved, gram, largest, self.max_iterations)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
-def _polar_factor(moved: Matrices, max_iterations: int) -> Matrices:
-    gram = gram_matrix(moved, moved)
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _polar_factor(moved: Matrices, gram, largest, max_iterations: int) -> Matrices:
     # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
     # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
-    middle = (1 + largest_row_sum(gram)) / 2
-    excess = gram / middle - identity_like(gram)
-    root = inverse_sqrt_minus_one(excess, max_iterations)
+    inverse = 2 / (1 + largest)
+    root = inverse_sqrt_minus_one(gram * inverse - identity_like(gram), max_iterations)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
     # term added here is as small as the step.
-    return (moved + right_multiply(moved, root, jax.lax.Precision.HIGH)) / jnp.sqrt(middle)
+    moved = moved + right_multiply(moved, root, jax.lax.Precision.HIGH)
+    return moved * jnp.sqrt(inverse)
 
 
 @_polar_factor.defjvp
 def _polar_factor_jvp(max_iterations, primals, tangents):
-    (moved,), (tangent,) = primals, tangents
-    factor = _polar_factor(moved, max_iterations)
-    turned = polar_derivative(tall(moved), tall(factor), tall(tangent))
+    moved, *_ = primals
+    factor = _polar_factor(*primals, max_iterations)
+    turned = polar_derivative(tall(moved), tall(factor), tall(tangents[0]))
     return factor, match_orientation(turned, moved)
 
 

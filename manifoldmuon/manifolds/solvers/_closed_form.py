@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     check_precision,
+    expand_trailing,
     frobenius_norm,
     inner_product,
     match_orientation,
@@ -55,6 +56,7 @@ SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03, contrac
 ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, contract=True)
 
 _SMALL = 64  # columns
+_SMALL_LIFT = 80  # rows for which a larger matrix is worth the shorter compilation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,8 +67,9 @@ class SkewPolar(StiefelSolver):
     and for float32 on accelerators. Singular values below about 2e-3 of the largest are not
     resolved and count in full in the gap: choose another method for these.
 
-    For `m <= 2 n` the polar factor is computed of the `m x m` matrix itself, for taller points of
-    its `2n x 2n` representation `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
+    For `m <= 2 n`, and for at most 80 rows with `m <= 3 n`, the polar factor is computed of the
+    `m x m` matrix itself, for taller points of its `2n x 2n` representation
+    `[W^T G - G^T W, -R^T; R, 0] / 2` in the basis of `split`.
 
     Attributes:
       method: the polar factor of the skew matrix; None: the default for the precision.
@@ -96,7 +99,7 @@ class SkewPolar(StiefelSolver):
         point, scaled = tall(at), tall(scale_to_unit_exponent(grad, ndim=2)[0])
         m, n = point.shape[-2:]
         with jax.default_matmul_precision(self.precision.name.lower()):
-            if m <= 2 * n:
+            if m <= max(2 * n, min(3 * n, _SMALL_LIFT)):
                 parts, missed = None, 0
                 lift = skew(product(scaled, point.mT, tangent_precision(self.precision)))
             else:
@@ -104,10 +107,10 @@ class SkewPolar(StiefelSolver):
                 top = jnp.concatenate([skew(parts.inner), -parts.normal.mT / 2], axis=-1)
                 bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
-            still = is_noise(frobenius_norm(lift), scaled, self.precision)[..., None, None]
             # Not `msign`: the gradient is already scaled, and another pass over it takes time.
-            sign = jnp.where(still, 0, (self.method or _METHODS[self.precision]).polar(lift))
-            value = inner_product(lift, sign)
+            sign = (self.method or _METHODS[self.precision]).polar(lift)
+            still = is_noise(frobenius_norm(lift), scaled, self.precision)
+            value = jnp.where(still, 0, inner_product(lift, sign))
             if self.precision == jax.lax.Precision.HIGHEST:
                 # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
                 # signs.
@@ -125,7 +128,8 @@ class SkewPolar(StiefelSolver):
                 inner, normal = sign[..., :n, :n], sign[..., n:, :n]
                 residual = tangent_residual(inner)
                 direction = parts.assemble(skew(inner), normal)
-        return Steepest(match_orientation(direction, grad), dual, residual, gap)
+        direction = jnp.where(expand_trailing(still, 2), 0, match_orientation(direction, grad))
+        return Steepest(direction, dual, jnp.where(still, 0, residual), gap)
 
 
 _METHODS: dict[jax.lax.Precision, MsignMethod] = {

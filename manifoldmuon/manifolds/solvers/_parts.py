@@ -154,15 +154,6 @@ def duality_gap(
     return relative_gap(total, jnp.where(value == 0, 0, value - noise))
 
 
-def raise_of(gram: Squares) -> Float[Array, "*batch 1 1"]:
-    """Bound the rounding error of the eigenvalues of `gram = x^T x`.
-
-    An entry is off by less than a unit of rounding times the lengths of two columns.
-    """
-    trace = jnp.trace(gram, axis1=-2, axis2=-1)[..., None, None]
-    return jnp.finfo(gram.dtype).eps * trace
-
-
 def tangent_parts(
     point: Matrices, grad: Matrices, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
 ) -> tuple[Float[Array, "*batch k k"], Matrices]:
@@ -180,5 +171,6 @@ def tangent_parts(
     def again(outer):
         return outer - right_multiply(point, gram_matrix(point, outer, precision), precision)
 
-    small = frobenius_norm(outer) < _SMALL_PART * frobenius_norm(grad)
+    # ||E||^2 = ||G||^2 - ||W^T G||^2
+    small = (1 - _SMALL_PART**2) * frobenius_norm(grad) ** 2 < frobenius_norm(inner) ** 2
     return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)

@@ -7,13 +7,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     Squares,
     check_precision,
+    expand_trailing,
     frobenius_norm,
     gram_matrix,
     identity_like,
@@ -23,16 +23,16 @@ from manifoldmuon._internal.matrices.arrays import (
     safe_sqrt,
     skew,
     tall,
+    trace,
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.matrices.spectral import largest_eigenvalue, nuclear_parts
+from manifoldmuon._internal.matrices.spectral import contraction_factor, nuclear_parts
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz, inverse_sqrt
 from manifoldmuon.manifolds.solvers._closed_form import SkewPolar
 from manifoldmuon.manifolds.solvers._parts import (
     ROUNDED_SCHEDULE,
     duality_gap,
     is_noise,
-    raise_of,
     tangent_parts,
     tangent_residual,
 )
@@ -105,20 +105,23 @@ class _Projected(StiefelSolver):
         # would save a product, and be pure rounding for a small tangent part.
         along, outer = tangent_parts(point, grad)
         normal = gram_matrix(outer, outer)
-        # Compensates for rounding: the root must not be too large for `outer` itself.
-        normal = normal + raise_of(normal) * identity_like(normal)
-        gram = along.mT @ along + normal
-        still = is_noise(safe_sqrt(jnp.trace(gram, axis1=-2, axis2=-1)), grad)[..., None, None]
-        root = jnp.where(still, 0, inverse_sqrt(gram, self.schedule or COARSE_SCHEDULE))
+        square = inner_product(along, along) + trace(normal)
+        # An entry of `normal` is off by less than a unit of rounding times the lengths of two
+        # columns. The root must not be too large for `outer` itself.
+        raised = expand_trailing(jnp.finfo(normal.dtype).eps * square, 2)
+        normal = normal + raised * identity_like(normal)
+        gram = normal - along @ along
+        root = inverse_sqrt(gram, self.schedule or COARSE_SCHEDULE)
         raw, rest = along @ root, root @ (normal @ root)
         residual, turned = tangent_residual(raw), skew(raw)
-        length = _length(turned.mT @ turned + rest, 0.01)
-        # <X, A> of the raw direction, as `along` is skew: `length` times that of the result.
+        factor = contraction_factor(rest - turned @ turned, 0.0055)
+        # <X, A> of the raw direction, as `along` is skew; times the factor, that of the result.
         gained = jnp.sum(along * turned + normal * root, axis=(-2, -1))
-        gap = duality_gap(
-            gained + _missed(gram, raw.mT @ raw + rest), gained / length[..., 0, 0], grad
-        )
-        direction = (right_multiply(outer, root) + right_multiply(point, turned)) / length
+        upper = gained + _missed(gram, raw.mT @ raw + rest)
+        still = is_noise(safe_sqrt(square), grad)
+        factor = jnp.where(expand_trailing(still, 2), 0, factor)
+        gap = duality_gap(upper, gained * factor[..., 0, 0], grad)
+        direction = (right_multiply(outer, root) + right_multiply(point, turned)) * factor
         return Steepest(direction, (), residual, gap)
 
     def _direct(self, point: Matrices, grad: Matrices):
@@ -129,8 +132,8 @@ class _Projected(StiefelSolver):
         sign = jnp.where(still, 0, self._rounded().polar(tangent))
         gained, missed = nuclear_parts(tangent, sign, self.precision)
         turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
-        length = _length(turned.mT @ turned + away.mT @ away, 0.02)
-        turned, away = turned / length, away / length
+        factor = contraction_factor(turned.mT @ turned + away.mT @ away, 0.01)
+        turned, away = turned * factor, away * factor
         value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
         gap = duality_gap(gained + missed, value, grad, self.precision)
@@ -155,13 +158,3 @@ def _missed(gram: Squares, closed: Squares) -> Numbers:
     # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
     square = jnp.maximum(inner_product(slack, gram @ slack), 0)
     return safe_sqrt(gram.shape[-1] * square)
-
-
-def _length(gram: Squares, margin: float) -> Float[Array, "*batch 1 1"]:
-    """Return `max(1, ||A||_2)` from `A^T A`, with a margin for Lanczos and rounded products.
-
-    After 24 steps Lanczos is 0.3 % below the largest eigenvalue if eigenvalues are evenly spaced in
-    `[0, 1]`, and up to 0.9 % if the largest stands out by as much.
-    """
-    found = (1 + margin) * largest_eigenvalue(gram, 24)[..., None, None]
-    return jnp.sqrt(jnp.maximum(found, 1))

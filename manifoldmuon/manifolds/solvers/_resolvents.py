@@ -40,10 +40,11 @@ from manifoldmuon._internal.matrices.arrays import (
     right_multiply,
     skew,
     sym,
+    trace,
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
-from manifoldmuon.manifolds.solvers._parts import duality_gap, is_noise, raise_of, tangent_parts
+from manifoldmuon.manifolds.solvers._parts import duality_gap, is_noise, tangent_parts
 from manifoldmuon.manifolds.solvers._rational import inverse, zolotarev
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
@@ -90,9 +91,11 @@ class Resolvents(StiefelSolver):
         # The part along W left in `outer` by rounding: it would make the direction less tangent.
         left = gram_matrix(point, outer)
         normal = gram_matrix(outer, outer)
-        # Compensates for rounding: the direction must not be too long for `outer`.
-        raised = raise_of(normal) * identity_like(normal)
-        normal = sym(normal - product(left.mT, left)) + raised
+        # An entry of `normal` is off by less than a unit of rounding times the lengths of two
+        # columns. The direction must not be too long for `outer`.
+        raised = jnp.finfo(normal.dtype).eps * trace(normal)
+        normal = sym(normal - product(left.mT, left))
+        normal = normal + expand_trailing(raised, 2) * identity_like(normal)
         size = _norm(along, normal)
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
@@ -184,7 +187,7 @@ def _bound(
     root = sym(inverse(leave))
     ratio = product(turn, root)
     missed = frobenius_norm(along - skew(ratio))
-    simple = jnp.trace(root, axis1=-2, axis2=-1) + math.sqrt(n) * missed
+    simple = trace(root) + math.sqrt(n) * missed
     top = sym(ratio) + along
     size = sym(product(turn.mT, top) + gram_matrix(away, outer))
     # Rounding perturbs zero eigenvalues by at most this, relative to the norm, which is 1.
@@ -193,7 +196,7 @@ def _bound(
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
     squares = frobenius_norm(top - product(turn, size)) ** 2
     squares = squares + frobenius_norm(outer - right_multiply(away, size)) ** 2
-    sharp = jnp.trace(size, axis1=-2, axis2=-1) + 2 * n * lift + jnp.sqrt(n * squares)
+    sharp = trace(size) + 2 * n * lift + jnp.sqrt(n * squares)
     return jnp.where(definite, jnp.minimum(sharp, simple), simple)
 
 

@@ -17,11 +17,7 @@ from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptro
 from studies.certified.study import MOMENTA, Tuned, search
 from studies.certified.training import (
     CHUNK,
-    RelativeTime,
-    Training,
-    _program,
 )
-from studies.records import write_record
 from tests.compiled import ask, point_of
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seeds=(0,))
@@ -123,12 +119,6 @@ def test_networks_preserve_gradient_norms(architecture):
         np.testing.assert_allclose(lengths, 1, atol=1e-5)
 
 
-def _training(name):
-    return Training(
-        METHODS[name], Perceptron((16,)), (8, 8, 1), 10, 20, 1.5, 0.25, (0.25, 0.5, 1.0)
-    )
-
-
 @pytest.mark.slow
 def test_training_learns_and_certificates_hold(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
@@ -149,32 +139,6 @@ def test_training_learns_and_certificates_hold(monkeypatch):
     assert row["epochs"]["accuracies"][0] > 0.7
     assert row["epochs"]["broken"] == 0
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
-
-
-def test_steps_at_equal_time_follow_measured_ratio(monkeypatch):
-    """Steps that take twice the time halve the number of steps; `seconds` sets the budget."""
-    monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
-    tuned, speed = Tuned([-3], [0.9], [[1.0] * 4], -3, 0.9), RelativeTime(0.5, [1.9, 2.0, 2.1])
-    monkeypatch.setattr(module, "_tuned", lambda *_: tuned)
-    monkeypatch.setattr(module, "_timed", lambda *_: speed)
-    study = dataclasses.replace(TINY, attacked=1)
-    row = study.run(study.cells()[0])
-    assert row["time"]["steps"] == CHUNK * round(row["epochs"]["steps"] / CHUNK / 2)
-    row = dataclasses.replace(study, seconds=3.0).run(study.cells()[0])
-    assert row["time"]["steps"] == 3 * CHUNK
-    row = dataclasses.replace(study, timing=False).run(study.cells()[0])
-    assert row.keys() == {*Tuned._fields, "epochs"}
-
-
-def test_rates_and_momenta_are_read_from_record(tmp_path):
-    row = {"network": "fc-256", "method": "manifold Muon", "log2_rates": [-3], "momenta": [0.8],
-           "tuning": [[1.0] * 4], "log2_rate": -3, "momentum": 0.8}  # fmt: skip
-    path = write_record(tmp_path / "a.json", {"study": "certified", "rows": [row]})
-    study = dataclasses.replace(TINY, tuned=path)
-    found = study._read(study.cells()[0])
-    assert found == Tuned([-3], [0.8], [[1.0] * 4], -3, 0.8)
-    assert study._read({"network": "fc-256", "method": "AdamW, free", "seed": 0}) is None
-    assert TINY._read(study.cells()[0]) is None
 
 
 @pytest.mark.parametrize("peak", [(0, 0.9), (-9, 0.975), (7, 0.2)])
@@ -211,76 +175,3 @@ def test_muon_with_retraction_projects_muon_step():
     flat = np.asarray(weight - rate * ask(muon, weight), np.float64)
     left, _, right = np.linalg.svd(flat, full_matrices=False)
     np.testing.assert_allclose(ask(stepped, weight), left @ right, atol=1e-4)
-
-
-def test_methods_start_as_same_function():
-    x = jax.random.uniform(jax.random.key(3), (5, 8, 8, 1))
-    logits = []
-    for name in ("manifold Muon", "Björck + Adam", "Cayley + Adam", "AdamW, free"):
-        training = _training(name)
-        program = _program(training)
-        weights = program.weights(program.begin(jax.random.key(0)))
-        logits.append(ask(training.network().apply, weights, x))
-    for other in logits[1:]:
-        np.testing.assert_allclose(other, logits[0], atol=1e-4)
-
-
-def test_summary_and_plot_show_known_differences():
-    """Accuracies differ by known amounts between methods and networks."""
-    study = CertifiedNetworks(
-        networks=("fc-256", "convolution"), methods=("manifold Muon", "Cayley + Adam"), seeds=(0, 1)
-    )
-    rows = []
-    for cell in study.cells():
-        level = 0.9 - 0.1 * (cell["method"] == "Cayley + Adam") + 0.01 * cell["seed"]
-        level += 0.05 * (cell["network"] == "convolution")
-        accuracies = [level, level - 0.1, level - 0.2, level - 0.3]
-        part = {"steps": 40, "seconds": 2.0, "lipschitz": 1.0, "accuracies": accuracies,
-                "curve": [level, 0.0]}  # fmt: skip
-        attack = {"proved": accuracies[1:], "robust": accuracies[:3], "broken": 1}
-        speed = {"reference": 0.1, "quartiles": [1.4, 1.5, 1.6]}
-        rows.append({**cell, "log2_rates": [-2, -1], "momenta": [0.9, 0.9], "momentum": 0.9,
-                     "tuning": [[0.0] * 4] * 2, "log2_rate": -1, "relative_time": speed,
-                     "epochs": part | attack, "time": part})  # fmt: skip
-    summary = study.summarise(rows)
-    cayley = summary["convolution"]["Cayley + Adam"]
-    assert (cayley["edge"], cayley["broken"]) == ("above", 2)
-    for part in ("epochs", "time"):
-        assert cayley[part]["over_first_method"][3]["mean"] == pytest.approx(-0.1)
-        assert cayley[part]["over_first_method"][3]["interval"] == pytest.approx((-0.1, -0.1))
-        assert cayley[part]["over_first_network"][0]["mean"] == pytest.approx(0.05)
-    assert cayley["epochs"]["accuracies"][0]["mean"] == pytest.approx(0.855)
-    assert cayley["robust"][0]["mean"] == pytest.approx(0.855)
-    record = {"settings": study.settings(), "summary": summary, "rows": rows}
-    text = study.table(record)
-    assert "1.50" in text
-    assert "-10.0 ± 0.0" in text
-    assert "+5.0 ± 0.0" in text
-    assert len(study.plot(record).axes) == 3
-
-    rows = [{k: v for k, v in row.items() if k not in ("time", "relative_time")} for row in rows]
-    study = dataclasses.replace(study, timing=False)
-    summary = study.summarise(rows)
-    assert "time" not in summary["fc-256"]["Cayley + Adam"]
-    record = {"settings": study.settings(), "summary": summary, "rows": rows}
-    assert "equal CPU time" in text
-    assert "equal CPU time" not in study.table(record)
-    assert len(study.plot(record).axes) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"networks": ()}, "there must be a network"),
-        ({"methods": ()}, "and a method"),
-        ({"seeds": (1, 1)}, "seeds must differ"),
-        ({"epochs": 0.0}, "epochs must be positive"),
-        ({"seconds": -1.0}, "seconds not negative"),
-        ({"batch": 0}, "batch and attacked"),
-        ({"temperature": -1.0}, "must not be negative"),
-        ({"held_out": 1.0}, "held_out between"),
-    ],
-)
-def test_invalid_settings_raise(settings, message):
-    with pytest.raises(ValueError, match=message):
-        CertifiedNetworks(**settings)

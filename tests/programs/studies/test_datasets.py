@@ -99,38 +99,24 @@ def packed(contents: bytes) -> bytes:
     return gzip.compress(contents, mtime=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "contents", "message"),
-    [
-        (IMAGES, packed(b"\x00\x00\x0d\x03"), "wrong magic number"),
-        (IMAGES, packed(b"<html>"), "wrong magic number"),
-        (IMAGES, packed(b"\x00\x00\x08\x03\x00\x00"), "header is incomplete"),
-        (IMAGES, packed(idx(np.zeros((7, 28, 28)))[:-1]), "promises 5504 bytes"),
-        (IMAGES, packed(b"\x00\x00\x08\x03" + b"\xff" * 12), "promises"),
-        (IMAGES, b"<html>", "not a whole gzip file"),
-        (IMAGES, packed(idx(np.zeros((7, 28, 28))))[:-9], "not a whole gzip file"),
-        (IMAGES, packed(idx(np.zeros((7, 28)))), r"not \(n, 28, 28\)"),
-        (IMAGES, packed(idx(np.zeros((7, 32, 32)))), r"not \(n, 28, 28\)"),
-        (LABELS, packed(idx(np.zeros(6))), "for 7 images"),
-        (LABELS, packed(idx(np.full(7, 10))), "labels go up to 10"),
-    ],
-    # Explicit, because workers of pytest-xdist must collect the same ids.
-    ids=[
-        "magic of labels",
-        "no idx at all",
-        "short header",
-        "one byte short",
-        "huge sizes",
-        "not gzip",
-        "torn gzip",
-        "no images",
-        "other sizes",
-        "too few labels",
-        "labels beyond 9",
-    ],
-)
-def test_damaged_mnist_files_raise(mnist_files, name, contents, message):
-    folder, _ = mnist_files
+DAMAGED = {
+    "magic of labels": (IMAGES, packed(b"\x00\x00\x0d\x03"), "wrong magic number"),
+    "no idx at all": (IMAGES, packed(b"<html>"), "wrong magic number"),
+    "short header": (IMAGES, packed(b"\x00\x00\x08\x03\x00\x00"), "header is incomplete"),
+    "one byte short": (IMAGES, packed(idx(np.zeros((7, 28, 28)))[:-1]), "promises 5504 bytes"),
+    "huge sizes": (IMAGES, packed(b"\x00\x00\x08\x03" + b"\xff" * 12), "promises"),
+    "not gzip": (IMAGES, b"<html>", "not a whole gzip file"),
+    "torn gzip": (IMAGES, packed(idx(np.zeros((7, 28, 28))))[:-9], "not a whole gzip file"),
+    "no images": (IMAGES, packed(idx(np.zeros((7, 28)))), r"not \(n, 28, 28\)"),
+    "other sizes": (IMAGES, packed(idx(np.zeros((7, 32, 32)))), r"not \(n, 28, 28\)"),
+    "too few labels": (LABELS, packed(idx(np.zeros(6))), "for 7 images"),
+    "labels beyond 9": (LABELS, packed(idx(np.full(7, 10))), "labels go up to 10"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGED)
+def test_damaged_mnist_files_raise(mnist_files, case):
+    (name, contents, message), (folder, _) = DAMAGED[case], mnist_files
     (folder / f"{name}.gz").write_bytes(contents)
     with pytest.raises(DatasetError, match=message):
         datasets.load_mnist(folder)

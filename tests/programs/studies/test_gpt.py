@@ -10,7 +10,7 @@ import pytest
 
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
-from studies import CharacterGPT, run_study
+from studies import CharacterGPT
 from studies.datasets import batches, load_text, split_text, windows
 from studies.gpt.methods import METHODS
 from studies.gpt.sampling import sample
@@ -130,37 +130,6 @@ def test_sampling_continues_prompt(prompt):
     assert np.asarray(found).tolist() == expected[len(prompt) :]
 
 
-def test_temperature_sets_sampling_probabilities():
-    draws = {
-        t: np.asarray(sample(Successor(), (), jax.random.key(1), jnp.asarray([1, 1]), 3, 400, t))
-        for t in (2.0, 1e3)
-    }
-    walks = {t: np.concatenate([[1, 1], d]) for t, d in draws.items()}
-    hits = {t: np.mean((w[1:-1] + w[:-2]) % 7 == w[2:]) for t, w in walks.items()}
-    odds = np.exp(9 / 2)
-    assert hits[2.0] == pytest.approx(odds / (odds + 6), abs=0.06)
-    assert hits[1e3] == pytest.approx(1 / 7, abs=0.06)
-
-
-@pytest.mark.slow
-def test_study_has_losses_of_every_seed(tmp_path):
-    (tmp_path / "tinyshakespeare.txt").write_text(LETTERS, encoding="utf-8")
-    study = dataclasses.replace(TINY, text="shakespeare", data_dir=tmp_path)
-    record = run_study(study)
-    first, second = record["rows"]
-    assert first["train_loss"] != second["train_loss"]
-    found = record["summary"]["losses"]["validation_whole"]
-    assert found["mean"] == pytest.approx(
-        (first["validation_whole"] + second["validation_whole"]) / 2
-    )
-    assert record["summary"]["losses"]["validation_first_windows"]["published"] == 1.8968
-    assert len(first["sample"]) == 30
-    assert set(first["sample"]) <= set(LETTERS)
-    assert first["sample"] in study.table(record)
-    assert str(tmp_path) not in str(record)
-    assert len(study.plot(record).axes) == 1
-
-
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_optimizer_has_an_update(name):
     job = METHODS[name].job(TINY, 11)
@@ -168,20 +137,6 @@ def test_every_optimizer_has_an_update(name):
     state = jax.eval_shape(job.tx.init, weights)
     updates, _ = jax.eval_shape(job.tx.update, weights, state, weights)
     assert jax.tree.map(lambda x: x.shape, updates) == jax.tree.map(lambda x: x.shape, weights)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"steps": 0}, "sizes, rate and temperature must be positive"),
-        ({"learning_rate": -1.0}, "sizes, rate and temperature must be positive"),
-        ({"width": 10, "heads": 4}, "even multiple of the 4 heads; got 10"),
-        ({"seeds": ()}, "there must be a seed"),
-    ],
-)
-def test_invalid_settings_raise(settings, reason):
-    with pytest.raises(ValueError, match=reason):
-        CharacterGPT(**settings)
 
 
 def test_short_text_raises(tmp_path):

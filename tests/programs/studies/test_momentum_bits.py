@@ -1,7 +1,6 @@
 """Momentum in few bits: transformations of the study, and its table."""
 
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -15,23 +14,6 @@ from studies.momentum_bits import FULL, MOMENTA
 def test_momentum_has_named_dtype(kept, dtype):
     state = MOMENTA[kept](0.9, nesterov=True).init({"q": jnp.ones((2, 64, 64))})
     assert str(optax.tree.get(state, "trace")["q"].dtype) == dtype
-
-
-def test_differences_are_paired_by_seed():
-    study = MomentumBits(methods=("Muon",), momenta=(FULL, "8 bits"), seeds=(0, 1, 2))
-    losses = {FULL: (1.0, 2.0, 3.0), "8 bits": (1.1, 2.3, 3.2)}
-    rows = [
-        {**cell, "loss": losses[cell["momentum_in"]][cell["seed"]], "train_loss": 1.0}
-        for cell in study.cells()
-    ]
-    found = study.summarise(rows)["Muon"]["8 bits"]
-    assert found["beyond"]["mean"] == pytest.approx(0.2)
-    # Student's quantile with two degrees of freedom is 4.303; the deviation is 0.1.
-    low, high = found["beyond"]["interval"]
-    assert (high - low) / 2 == pytest.approx(4.303 * 0.1 / np.sqrt(3), rel=1e-3)
-    assert found["train_beyond"]["interval"] == (0, 0)
-    table = study.table({"summary": study.summarise(rows)})
-    assert "+0.2000 ± 0.2484" in table
 
 
 @pytest.mark.slow

@@ -64,25 +64,3 @@ def test_schedule_cost_counts_products():
     assert QUINTIC.with_steps(1).products == 3
     assert MUON.products == 15
     assert FixedSchedule(((2.0, -1.0, 0.5, -0.1, 0.01),)).products == 4
-
-
-def test_record_has_every_interval(record):
-    for row in record["rows"]:
-        assert len(row["polynomial_error"]) == len(row["matrix_error"]) == len(row["bounds"]) == 4
-        assert np.all(np.diff(row["polynomial_error"]) >= -1e-6)  # wider, larger; up to the grid
-    assert record["summary"]["schedules"][DESIGN]["products"] == 15
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"degree": 4}, "degree must be odd"),
-        ({"steps": 0}, r"steps must be a whole number in \[1, inf\)"),
-        ({"lower": 1.5}, "lower must be"),
-        ({"bounds": (0.1, 1.0)}, "bounds must lie between 0 and 1"),
-        ({"seeds": ()}, "with a seed"),
-    ],
-)
-def test_invalid_settings_raise(settings, message):
-    with pytest.raises(ValueError, match=message):
-        NewtonSchulzDesigner(**settings)

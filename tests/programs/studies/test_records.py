@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from studies import STUDIES
 from studies.check import DOCS, differences
-from studies.records import WriteError, environment, write_record
+from studies.records import WriteError, environment, read_record, write_record
 
 
 class Pair(NamedTuple):
@@ -118,3 +119,12 @@ def test_check_detects_records_that_contradict_themselves(tmp_path):
     assert line.startswith("summary is {")
     del record["rows"][0]
     assert found() == ["the rows are not those of the cells"]
+
+
+@pytest.mark.parametrize(
+    "path", sorted((DOCS / "lab/results").glob("*.json")), ids=lambda p: p.stem
+)
+def test_studies_summarise_and_plot_their_records(path):
+    assert differences(path) == []
+    record = read_record(path)
+    assert STUDIES[record["study"]].from_settings(record["settings"]).plot(record).axes

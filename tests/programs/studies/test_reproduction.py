@@ -16,9 +16,7 @@ from studies import (
     run_study,
 )
 from studies.datasets import Dataset, FlatImages
-from studies.reproduction import __main__ as reproduce
 from studies.reproduction import hello_mnist, hello_world, modula, weight_erasure
-from studies.reproduction.rows import CHAPTERS, RESULTS, TABLE, read_all
 
 
 def orthogonal(matrix, steps):
@@ -141,12 +139,6 @@ def test_weight_erasure_measures_letter(monkeypatch):
     assert "gradient:0.5" in study.table(record)
 
 
-@pytest.mark.parametrize("run", ["sgd:1", "dualized:0", "dualized:1:some"])
-def test_invalid_runs_raise(run):
-    with pytest.raises(ValueError, match="is not METHOD:RATE or METHOD:RATE:all"):
-        WeightErasure(runs=(run,))
-
-
 @pytest.mark.slow
 def test_agd_and_adam_learn():
     study = AutomaticDescent(width=16, depths=(2,), epochs=6, learning_rates=(0.001, 0.01))
@@ -164,26 +156,3 @@ def test_agd_and_adam_learn():
     assert record["summary"]["2"]["best_adam"] == best
     assert best in study.table(record)
     assert len(study.plot(record).axes) == 3
-
-
-def test_table_has_published_and_reproduced_numbers(tmp_path, capsys):
-    records = read_all(RESULTS)
-    assert records.keys() == CHAPTERS.keys()
-    (tmp_path / "hello_mnist.json").write_text((RESULTS / "hello_mnist.json").read_text())
-    assert reproduce.main(["--table", "--results", str(tmp_path)]) == 0
-    table = (tmp_path / TABLE).read_text(encoding="utf-8")
-    row = "| test accuracy | 90.58 % | 90.54 % (seeds: 90.65 ± 0.38 %) | 97.48 ± 0.16 % |"
-    assert row in table.replace("\N{NO-BREAK SPACE}", " ")
-    assert table.count("not run") == len(CHAPTERS) - 1
-    assert table.strip() == capsys.readouterr().out.strip()
-
-
-def test_only_missing_records_are_run(tmp_path, monkeypatch, capsys):
-    calls = []
-    monkeypatch.setattr(reproduce, "command", lambda study, argv: calls.append((study, argv)) or 0)
-    (tmp_path / "mnist").mkdir()
-    (tmp_path / "hello_gpt.json").write_text((RESULTS / "hello_gpt.json").read_text())
-    only = ["--only", "hello_mnist", "hello_gpt", "--results", str(tmp_path)]
-    assert reproduce.main([*only, "--data-dir", str(tmp_path)]) == 0
-    out = ["--out", str(tmp_path / "hello_mnist.json"), "--data-dir", str(tmp_path / "mnist")]
-    assert calls == [(HelloMNIST, out)]

@@ -6,82 +6,15 @@ import numpy as np
 import optax
 import pytest
 
-from studies import LearningRateTransfer
 from studies.networks.architectures import Perceptron, Residual, Transformer, gaussian_weights
 from studies.networks.descent import Descent, late_loss
 from studies.networks.methods import METHODS
-from studies.networks.tasks import Characters, Pictures
-
-EXPONENTS = list(range(-6, 3))
-
-
-def curve(best, depth=1.0):
-    """Return losses with a logarithm that is a parabola in log2 of the rate."""
-    return np.exp(0.3 * (np.array(EXPONENTS) - best) ** 2 - depth).tolist()
+from studies.networks.tasks import Pictures
 
 
 def test_late_loss_averages_last_steps():
     losses = np.arange(20.0).reshape(2, 10)
     np.testing.assert_allclose(late_loss(losses), [8.5, 18.5])
-
-
-def synthetic(study, shift):
-    """Return rows with parabolas as losses; `shift(method)` is the drift per doubling."""
-    rows = []
-    for cell in study.cells():
-        smallest = 2 if cell["sweep"] == "resmlp-depth" else 32
-        best = -2 + 0.01 * cell["seed"]
-        best += shift(cell["method"]) * np.log2(cell["size"] / smallest)
-        row = cell | {"log2_rates": EXPONENTS, "first_loss": 2.3, "losses": curve(best)}
-        if cell["part"] == "rates" and cell["sweep"].endswith("width"):
-            change = cell["size"] ** (0.5 if cell["method"] == "Adam" else 0.0)
-            row |= {"changes": {str(k): [change] * len(EXPONENTS) for k in (1, 2)}}
-        rows.append(row)
-    return rows
-
-
-def test_summary_and_plot_show_known_drifts():
-    study = LearningRateTransfer(
-        sweeps=("mlp-width", "resmlp-depth"), methods=("modular", "Adam"), seeds=(0, 1)
-    )
-    rows = synthetic(study, lambda method: -0.5 if method == "Adam" else 0.0)
-    summary = study.summarise(rows)
-    ours, adam = (summary["transfer"]["mlp-width"][name] for name in ("modular", "Adam"))
-    assert ours["steady"] == "yes"
-    assert abs(ours["octaves_per_doubling"]) < 1e-9
-    assert adam["steady"] == "no"
-    assert adam["span"] == pytest.approx(-1.5)
-    assert ours["coordinates"]["layers"]["1"]["slope"] == pytest.approx(0, abs=1e-9)
-    assert adam["coordinates"]["layers"]["2"]["slope"] == pytest.approx(0.5)
-    # The parabola has coefficient 0.3; seeds differ from their mean by 0.005 octaves.
-    assert ours["price"]["value"] == pytest.approx(0.3 * 0.005**2)
-    assert adam["price"]["value"] == pytest.approx(0.3 * (1.5**2 + 0.005**2))
-    masses = summary["masses"]["resmlp-depth"]
-    assert set(masses) == {"2", "8"}
-    assert masses["2"]["log2_rates"][0]["log2_rate"] == pytest.approx(-2 + 0.005)
-    assert masses["8"]["losses"][0]["value"] == pytest.approx(min(curve(-2.0)), rel=1e-3)
-    record = {"settings": study.settings(), "summary": summary, "rows": rows}
-    assert "-1.50 ± 0.0" in study.table(record)
-    assert len(study.plot(record).axes) == 8
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps": 0}, "at least 1"),
-        ({"early": 200}, "early at most steps"),
-        ({"methods": ()}, "at least one sweep"),
-        ({"seeds": (1, 1)}, "seeds must differ"),
-        ({"masses": (0.0,)}, "masses must be positive"),
-        ({"sizes": (32,)}, "two or more, ascending"),
-        ({"sizes": (64, 32)}, "two or more, ascending"),
-        ({"sweeps": ("gpt-width",), "sizes": (18, 32)}, "gpt-width must be a multiple of 4"),
-        ({"sweeps": ("mlp-depth",), "sizes": (1, 2)}, "mlp-depth must be at least 2"),
-    ],
-)
-def test_invalid_settings_raise(settings, message):
-    with pytest.raises(ValueError, match=message):
-        LearningRateTransfer(**settings)
 
 
 def rms_divide(x):
@@ -165,14 +98,3 @@ def test_training_matches_plain_loop():
         np.testing.assert_allclose(trained.loss[1, k], value, rtol=2e-3)
     for ours, theirs in zip(jax.tree.leaves(trained.final), jax.tree.leaves(weights), strict=True):
         np.testing.assert_allclose(ours[1], theirs, atol=2e-3)
-
-
-def test_labels_are_next_characters():
-    task = Characters(batch=4, context=9)
-    tokens = jnp.asarray(task.parts().train)
-    order = task.order(2, 0)
-    x, y = task.batch_of(tokens, jnp.asarray(order[0]))
-    np.testing.assert_array_equal(np.asarray(x)[:, 1:], np.asarray(y)[:, :-1])
-    np.testing.assert_array_equal(x[:, 0], tokens[order[0]])
-    assert tokens.max() < task.classes
-    assert len(np.unique(order)) == 8
