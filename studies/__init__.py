@@ -22,6 +22,7 @@ from studies.retractions.study import RetractionLaboratory
 from studies.run import run_study
 from studies.solvers import SolverShootOut
 from studies.study import Study, option
+from studies.torch_layers import TorchLayers
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
@@ -37,6 +38,7 @@ _ALL: tuple[type[Study], ...] = (
     CertifiedNetworks,
     FineTuning,
     Recurrent,
+    TorchLayers,
     HelloWorld,
     HelloMNIST,
     CharacterGPT,

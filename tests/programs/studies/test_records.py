@@ -127,4 +127,5 @@ def test_check_detects_records_that_contradict_themselves(tmp_path):
 def test_studies_summarise_and_plot_their_records(path):
     assert differences(path) == []
     record = read_record(path)
-    assert STUDIES[record["study"]].from_settings(record["settings"]).plot(record).axes
+    figure = STUDIES[record["study"]].from_settings(record["settings"]).plot(record)
+    assert figure is None or figure.axes
