@@ -56,6 +56,6 @@ def is_farther(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
     rows = jnp.broadcast_to(signs, (*high.shape[:-2], *signs.shape))
     rows = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(rows, high))
     # XLA on CPUs compiles the trace of a product faster than a sum of squares.
-    size = trace(product(rows, rows.mT)) / signs.size
+    size = trace(product(rows, rows.mT)) / max(signs.size, 1)
     # Not `>`: overflowing squares give infinity minus infinity, a NaN, which must count as far.
     return [~(size <= (2 * distance) ** 8) for distance in distances]

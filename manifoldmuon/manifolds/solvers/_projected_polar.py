@@ -114,7 +114,8 @@ class _Projected(StiefelSolver):
         root = inverse_sqrt(gram, self.schedule or COARSE_SCHEDULE)
         raw, rest = along @ root, root @ (normal @ root)
         residual, turned = tangent_residual(raw), skew(raw)
-        factor = contraction_factor(rest - turned @ turned, 0.0055)
+        # A polar factor projected onto the tangent space has norm at most 2 / sqrt(3).
+        factor = contraction_factor(rest - turned @ turned, 0.006)
         # <X, A> of the raw direction, as `along` is skew; times the factor, that of the result.
         gained = jnp.sum(along * turned + normal * root, axis=(-2, -1))
         upper = gained + _missed(gram, raw.mT @ raw + rest)
