@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -98,7 +99,13 @@ def minimize(
     # Only a program that is not part of another program takes options.
     inside = any(isinstance(x, Tracer) for x in (jnp.zeros(()), *jax.tree.leaves(arrays)))
     options = {} if inside else compiler_options(arrays, steps=max_steps)
-    result = _compiled(**options)(f, manifolds, method, stop, x0, args)
+    result: Any = None
+    if options:
+        # JAX refuses options where f captures values that are differentiated or mapped.
+        with contextlib.suppress(ValueError):
+            result = _compiled(**options)(f, manifolds, method, stop, x0, args)
+    if result is None:
+        result = _compiled()(f, manifolds, method, stop, x0, args)
     if not isinstance(result.reason, Tracer):
         _refuse(result, entries, x0)
     return result
