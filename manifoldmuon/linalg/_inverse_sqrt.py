@@ -7,7 +7,14 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import Numbers, Squares, product, sym, trace
+from manifoldmuon._internal.matrices.arrays import (
+    Numbers,
+    Squares,
+    nonzero_or_one,
+    product,
+    sym,
+    trace,
+)
 from manifoldmuon.linalg._newton_schulz import normalised
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import coupled_factor
@@ -54,7 +61,7 @@ def inverse_sqrt(
     multiply = functools.partial(product, precision=precision)
     steps = schedule.coefficients
     if bound is None:
-        scale = 1 / jnp.maximum(trace(gram)[..., None, None], jnp.finfo(gram.dtype).tiny)
+        scale = 1 / nonzero_or_one(trace(gram)[..., None, None])
         s, square, inverse = normalised(sym(gram) * scale, 1.0, steps[0], multiply)
     else:
         scale = 1 / jnp.asarray(bound, gram.dtype)[..., None, None]

@@ -240,7 +240,7 @@ def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1
     carry = match_varying_axes((2 * start, start), gram)
     _, vectors = jax.lax.fori_loop(0, 27, advance, carry)
     value, square = (trace(product(vectors.mT, x)) for x in (product(gram, vectors), vectors))
-    value = value / jnp.maximum(square, jnp.finfo(gram.dtype).tiny)
+    value = value / nonzero_or_one(square)
     return 1 / ((1 + margin) * jnp.sqrt(jnp.maximum(value, 1)))[..., None, None]
 
 

@@ -71,6 +71,7 @@ class Polar(Retraction):
         moved = point + vector
         gram = gram_matrix(moved, moved)
         largest = largest_row_sum(gram)  # at least ||W + V||^2
+        largest = jnp.where(jnp.isnan(largest), jnp.inf, largest)  # squares that overflow
 
         def shorten(*_):
             moved = point + vector * jnp.minimum(10 / (1 + jnp.sqrt(largest)), 1)
