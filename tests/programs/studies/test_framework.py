@@ -173,9 +173,11 @@ def test_dead_process_is_reported_and_cells_are_kept(tmp_path, capsys):
 
 
 SCRIPT = """
-import sys, time
+import signal, sys, time
 from studies.command import command
 from tests.programs.studies.test_framework import Coins
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells ignore it in the background
 
 class Slow(Coins):
     traced = ()
