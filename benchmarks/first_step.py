@@ -9,12 +9,9 @@ Needs a quiet machine: XLA compiles on every core.
 
 import json
 import os
-import platform
-import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -82,13 +79,6 @@ def in_new_process(name: str) -> dict[str, float]:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def processor() -> str:
-    """Return the processor's name."""
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
-    return found[1] if found else platform.processor()
-
-
 def table(rows: dict[str, dict[str, float]]) -> str:
     """Return a table of seconds, and of totals relative to Optax's Muon."""
     whole = {name: sum(parts.values()) for name, parts in rows.items()}
@@ -113,7 +103,7 @@ def main(argv: list[str] | None = None) -> None:
         for name in NAMES:
             found[name].append(in_new_process(name))
     rows = {name: {part: min(x[part] for x in found[name]) for part in PARTS} for name in NAMES}
-    record = {"rounds": options.rounds, "processor": processor(), "rows": rows}
+    record = {"rounds": options.rounds, "rows": rows}
     save_with_table(options, record, table(rows))
 
 

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -118,19 +119,26 @@ def environment() -> dict[str, Any]:
 
     Returns:
       A flat dictionary: the versions of Python, manifoldmuon, JAX, jaxlib, Optax and NumPy,
-      `platform` (system and processor architecture), `backend`, `device_kind`, `device_count`
-      and `cpu_count`.
+      `platform` (system and processor architecture), `processor` (its name), `backend`,
+      `device_kind`, `device_count` and `cpu_count`.
     """
     devices = jax.devices()
     return {
         "python": platform.python_version(),
         **{package: _version(package) for package in _PACKAGES},
         "platform": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
         "backend": devices[0].platform,
         "device_kind": devices[0].device_kind,
         "device_count": len(devices),
         "cpu_count": os.cpu_count(),
     }
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    name = re.search(r"model name\s*: (.*)", info.read_text()) if info.exists() else None
+    return name[1] if name else platform.processor()
 
 
 def _version(package: str) -> str:

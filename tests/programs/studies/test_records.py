@@ -97,7 +97,7 @@ def test_failed_write_keeps_old_record(tmp_path):
 def test_environment_lists_only_versions_and_hardware():
     found = environment()
     versions = {"python", "manifoldmuon", "jax", "jaxlib", "optax", "numpy"}
-    hardware = {"platform", "backend", "device_kind", "device_count", "cpu_count"}
+    hardware = {"platform", "processor", "backend", "device_kind", "device_count", "cpu_count"}
     assert set(found) == versions | hardware  # no host name, no paths
     assert found["python"] == platform.python_version()
     assert found["cpu_count"] == os.cpu_count()
