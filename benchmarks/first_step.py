@@ -73,7 +73,7 @@ def orthonormal(rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
 
 def in_new_process(name: str) -> dict[str, float]:
     """Call `measure` in a new process."""
-    line = [sys.executable, "-m", "benchmarks.first_step", "--row", name]
+    line = [sys.executable, "-m", "benchmarks.first_step", "--row", name, "--overwrite"]
     env = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "0", "JAX_PLATFORMS": "cpu"}
     run = subprocess.run(line, env=env, check=True, stdout=subprocess.PIPE, text=True)
     return json.loads(run.stdout.splitlines()[-1])
