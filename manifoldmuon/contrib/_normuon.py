@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -83,10 +82,13 @@ def scale_by_neuron_rms(
         del extra_args
         # Not stacked: the rows of a leaf are read once and written once.
         options: Any = {"name": "scale_by_neuron_rms", "select": _has_neurons, "stack": False}
-        scale = functools.partial(_scale, decay)
-        scaled, nu = map_leaves(scale, geometry, updates, params, carried=state.nu, **options)
+        given = geometry, updates, params
+        _, squares = map_leaves(_mean_squares, *given, carried=state.nu, **options)
+        after = {path: decay * state.nu[path] + (1 - decay) * x for path, x in squares.items()}
+        scaled, _ = map_leaves(_divide, *given, carried=after, **options)
         scaled, _ = tangent.update(scaled, optax.EmptyState(), params)
         steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
+        nu = {path: _finite(x, state.nu[path]) for path, x in after.items()}
         return steps, ScaleByNeuronRMSState(state.nu | nu)
 
     # The placeholder has a number for each dictionary; see `transformation`.
@@ -104,14 +106,24 @@ def _init_squares(entry: Manifold | LaidOut, shape: tuple[int, ...]) -> jax.Arra
     return jnp.zeros((*copies, shape[-2]), jnp.float32) if _has_neurons(entry) else None
 
 
-def _scale(
-    decay: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    direction, ndim = upcast(update), manifold.ndim
-    others = tuple(axis for axis in range(-ndim, 0) if axis != -2)
-    after = jnp.asarray(decay * nu + (1 - decay) * jnp.mean(direction**2, axis=others))
-    scaled = direction / jnp.expand_dims(jnp.sqrt(nonzero_or_one(after)), others)
-    return scaled, jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)
+def _mean_squares(
+    manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array
+) -> tuple[None, jax.Array]:
+    del point, nu
+    return None, jnp.mean(upcast(update) ** 2, axis=_other_axes(manifold))
+
+
+def _divide(manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array) -> jax.Array:
+    del point
+    return upcast(update) / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), _other_axes(manifold))
+
+
+def _finite(after: jax.Array, nu: jax.Array) -> jax.Array:
+    return jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)
+
+
+def _other_axes(manifold: Manifold) -> tuple[int, ...]:
+    return tuple(axis for axis in range(-manifold.ndim, 0) if axis != -2)
 
 
 def _lengthen(

@@ -12,6 +12,7 @@ from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
+from manifoldmuon.testing import check_sharding
 from tests.linalg.instances import polar
 from tests.optim.training import train
 
@@ -144,3 +145,11 @@ def test_switching_gradients_keep_step_length():
         grads = np.float32(gradient_sequence(family, shape, 300, seed=2))
         direction, scaled = (np.linalg.norm(x, axis=(1, 2)) for x in run(grads))
         np.testing.assert_allclose(scaled, direction, rtol=1e-5)
+
+
+def test_injected_decay_on_explicit_mesh():
+    mesh = jax.make_mesh((1,), ("devices",), (jax.sharding.AxisType.Explicit,))
+    shardings = {"w": jax.sharding.NamedSharding(mesh, jax.P("devices"))}
+    params, grads = {"w": jnp.ones((4, 2))}, {"w": jnp.asarray(drawn(7)["w"][:4, :2])}
+    make = optax.inject_hyperparams(contrib.scale_by_neuron_rms, static_args="geometry")
+    check_sharding(make(geometry=MUON, decay=0.9), params, grads, shardings)
