@@ -1,4 +1,4 @@
-"""Cost per chip of a program compiled for TPUs, read from its text.
+"""Cost per chip of a program compiled for TPUs or CPUs, read from its text.
 
 `cost_analysis` counts the body of a loop once, whatever its length, and weights float32 products
 equally at highest and lowest precision. Here a body counts as often as it runs, and products are
@@ -100,7 +100,7 @@ def read(text: str, taken: Callable[..., Work] = min) -> Work:
     """Return the work of a compiled program.
 
     Args:
-      text: `compiled.as_text()` of a program compiled for TPUs.
+      text: `compiled.as_text()` of a program compiled for TPUs or CPUs.
       taken: `min` counts the cheapest branch of every conditional, `max` the costliest.
 
     Raises:
@@ -138,10 +138,9 @@ def _work(
         "AsyncCollectiveDone" in x.rest for x in computation.values()
     )
     for x in computation.values():
-        if x.kind == "dot":
-            raise ValueError(f"{x.name} is a dot: this program was not compiled for TPUs")
-        if x.kind == "convolution":
-            flops, passes = _product(x, computation)
+        if x.kind in ("convolution", "dot"):
+            product = _product if x.kind == "convolution" else _dot
+            flops, passes = product(x, computation)
             work.flops[passes] += flops
             work.flops_once += flops
         # A collective that overlaps with products is repeated wherever it continues.
@@ -178,6 +177,8 @@ def _work(
 
 def _length(loop: _Instruction, around: _Computation, condition: _Computation) -> int | None:
     """Return the iterations of a loop that counts up by ones; None for other loops."""
+    if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', loop.rest):
+        return int(known[1])
     end = next(x for x in condition.values() if x.root)
     if end.kind != "compare" or end.attribute("direction") != "LT":
         return None
@@ -240,6 +241,14 @@ def _product(x: _Instruction, around: _Computation) -> tuple[float, int]:
     wide = "f32" in (left_dtype, right_dtype)
     passes = PASSES[precision.upper()] if wide else 1
     return flops / int(x.attribute("batch_group_count", "1")), passes
+
+
+def _dot(x: _Instruction, around: _Computation) -> tuple[float, int]:
+    """Return flops and passes of a product on CPUs."""
+    ((_, left),) = _arrays(around[x.operands[0]].shape)
+    ((_, out),) = _arrays(x.shape)
+    summed = [int(axis) for axis in x.attribute("lhs_contracting_dims").split(",") if axis]
+    return 2.0 * math.prod(out) * math.prod(left[axis] for axis in summed), 1
 
 
 def _entry(window: dict[str, str], key: str, axis: int, default: str) -> int:

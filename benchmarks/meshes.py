@@ -1,13 +1,14 @@
-"""Bytes that one step moves between eight devices, by sharding of the parameters.
+"""Work of one step on eight devices, by sharding of the parameters, and Optax's beside it.
 
     python -m benchmarks meshes    # minutes; docs/benchmarks/results/meshes.*
 
-Nothing is timed: the sizes of all collectives' results are read from the compiled program of a
-device. The parameters have 18 MiB: eight layers of width 256 (a square, a tall and a wide matrix
-each), or stacks of 32 layers of width 128, of 32 experts, or of 4 layers of 8 experts.
+Nothing is timed: the bytes that a device receives, and the flops of its matrix products, are read
+from its compiled program. The parameters have 18 MiB: eight layers of width 256 (a square, a tall
+and a wide matrix each), or stacks of 32 layers of width 128, of 32 experts, or of 4 layers of 8
+experts.
 """
 
-import re
+import functools
 from typing import Any
 
 import jax
@@ -17,11 +18,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table
-from benchmarks.steps import RATE, step_of
-from manifoldmuon.manifolds import Euclidean, Stiefel
-from manifoldmuon.manifolds.solvers import ProjectedPolar
-from manifoldmuon.norms import RMSToRMS
-from manifoldmuon.optim import manifold_muon, muon
+from benchmarks._programs import Work, read
+from benchmarks.steps import MUON, optimizers, step_of
 from studies.display import markdown_table
 from studies.program import parse
 
@@ -40,14 +38,16 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
     "4 x 2, layers, rows x columns": (TWO, (32,), (None, "x", "y")),
     "4 x 2, layers, columns x rows": (TWO, (32,), (None, "y", "x")),
 }
-OPTIMIZERS = {
-    "muon": lambda: muon(RATE, Euclidean(RMSToRMS())),
-    "manifold_muon": lambda: manifold_muon(RATE, Stiefel(solver=ProjectedPolar())),
-}
 # "declared" axes are automatic outside the update and explicit within.
 AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
+DROP_IN, STIEFEL = "contrib.optax_muon", "manifold_muon, ProjectedPolar()"
+COLUMNS = (
+    (MUON, "automatic"),
+    (DROP_IN, "automatic"),
+    *(("muon", axes) for axes in AXES),
+    *((STIEFEL, axes) for axes in AXES),
+)
 FASTER = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-BYTES = {"pred": 1, "bf16": 2, "s32": 4, "f32": 4}
 
 
 def shapes_of(lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -59,20 +59,10 @@ def shapes_of(lead: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {f"{name}{i}": shape for name, shape in matrices.items() for i in range(8)}
 
 
-def moved(text: str) -> dict[str, int]:
-    """Return the bytes in the results of a compiled program's collectives, by kind."""
-    kinds = r"= (.*?) (all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
-    found: dict[str, int] = {}
-    for shapes, kind in re.findall(kinds + r"(?:-start)?\(", text):
-        for dtype, sizes in re.findall(r"([a-z]+\d*)\[([\d,]*)\]", shapes):
-            entries = int(np.prod([int(n) for n in sizes.split(",") if n]))
-            found[kind] = found.get(kind, 0) + BYTES[dtype] * entries
-    return found
-
-
-def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str, int]:
-    """Return the bytes that a device receives in a step, by kind of collective."""
+def work_of(case: str, name: str, axes: str) -> Work:
+    """Return the work of a device in a step."""
     sizes, lead, spec = CASES[case]
+    tx = optimizers()[name]
     mesh = jax.make_mesh(tuple(sizes.values()), tuple(sizes), (AXES[axes],) * len(sizes))
     shapes = shapes_of(lead)
 
@@ -80,9 +70,7 @@ def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str,
         own = PartitionSpec(*spec) if x.shape in shapes.values() else PartitionSpec()
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(mesh, own))
 
-    plain = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
-    state = jax.eval_shape(tx.init, plain)
-    params, state = jax.tree.map(lambda x: placed(x, mesh), (plain, state))
+    params, state = jax.tree.map(lambda x: placed(x, mesh), plain(tx, shapes))
     if axes == "declared":
         specs, own = jax.tree.map(lambda x: x.sharding.spec, (params, state))
         update: Any = jax.sharding.explicit_axes(
@@ -90,21 +78,42 @@ def measure(case: str, axes: str, tx: optax.GradientTransformation) -> dict[str,
         )
         tx = optax.GradientTransformation(tx.init, update)
     with jax.set_mesh(mesh):
-        program = jax.jit(step_of(tx)).lower(params, state, params).compile(FASTER)
-    return moved(program.as_text() or "")
+        return compiled_work(tx, params, state)
+
+
+def plain(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) -> Any:
+    """Return the shapes of parameters and state."""
+    params = {name: jax.ShapeDtypeStruct(shape, np.float32) for name, shape in shapes.items()}
+    return params, jax.eval_shape(tx.init, params)
+
+
+def compiled_work(tx: optax.GradientTransformation, params: Any, state: Any) -> Work:
+    """Compile a step, and return its work."""
+    program = jax.jit(step_of(tx)).lower(params, state, params).compile(FASTER)
+    return read(program.as_text() or "")
+
+
+@functools.cache
+def flops_alone(name: str, lead: tuple[int, ...]) -> float:
+    """Return the flops of a step on a single device."""
+    tx = optimizers()[name]
+    return compiled_work(tx, *plain(tx, shapes_of(lead))).multiplier_flops
 
 
 def table(rows: list[dict]) -> str:
-    """Return a table in MiB, with a line for each sharding."""
-    header = ["divided by", *(f"`{name}`, {axes}" for name in OPTIMIZERS for axes in AXES)]
-    moved = {
-        (row["case"], row["optimizer"], row["axes"]): sum(row["moved"].values()) for row in rows
+    """Return a table of MiB and relative flops, with a line for each sharding."""
+    cells = {
+        (row["case"], row["optimizer"], row["axes"]): (
+            f"{sum(row['received'].values()) / 2**20:.2f} ({row['flops_of_share']:.2f})"
+        )
+        for row in rows
     }
     lines = [
-        [case, *(f"{moved[case, name, axes] / 2**20:.2f}" for name in OPTIMIZERS for axes in AXES)]
+        [case, *(cells[case, *column] for column in COLUMNS)]
         for case in dict.fromkeys(row["case"] for row in rows)
     ]
-    return markdown_table(header, lines)
+    names = [f"`{name.removesuffix(', ProjectedPolar()')}`, {axes}" for name, axes in COLUMNS]
+    return markdown_table(["divided by", *names], lines)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -114,10 +123,11 @@ def main(argv: list[str] | None = None) -> None:
     options = parse(p, argv, beside=(".md",))
     rows = []
     for case in tqdm(options.cases, unit="case"):
-        for axes in AXES:
-            for name, make in OPTIMIZERS.items():
-                found = measure(case, axes, make())
-                rows.append({"case": case, "axes": axes, "optimizer": name, "moved": found})
+        for name, axes in COLUMNS:
+            work, alone = work_of(case, name, axes), flops_alone(name, CASES[case][1])
+            received = {kind: size for kind, (_, size) in work.collectives.items()}
+            row = {"case": case, "axes": axes, "optimizer": name, "received": received}
+            rows.append(row | {"flops_of_share": 8 * work.multiplier_flops / alone})
     save_with_table(options, {"rows": rows}, table(rows))
 
 

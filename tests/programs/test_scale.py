@@ -142,13 +142,18 @@ def test_training_steps_take_cheap_branches(monkeypatch, name, without_tangent_p
     assert found == without_tangent_part
 
 
-def test_program_for_other_hardware_raises():
+def test_text_without_program_raises():
     with pytest.raises(ValueError, match="no ENTRY"):
         read("")
-    text = jax.jit(jnp.matmul).lower(jnp.ones((64, 64)), jnp.ones((64, 64))).compile().as_text()
+
+
+def test_products_on_cpus_count_every_iteration():
+    def power(x):
+        return jax.lax.fori_loop(0, 7, lambda _, y: y @ x, x) @ jnp.ones((64, 3))
+
+    text = jax.jit(power).lower(jnp.ones((64, 64))).compile().as_text()
     assert text is not None
-    with pytest.raises(ValueError, match="not compiled for TPUs"):
-        read(text)
+    assert read(text).multiplier_flops == 2 * (7 * 64**3 + 64 * 64 * 3)
 
 
 def test_all_to_all_is_limited_by_bisection():
