@@ -38,6 +38,7 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
     product,
     right_multiply,
+    safe_sqrt,
     skew,
     sym,
     trace,
@@ -144,7 +145,7 @@ def _norm(along: Squares, normal: Squares) -> Float[Array, "*batch 1 1"]:
         squares = jnp.sum(u * u, -2, keepdims=True) + jnp.sum(
             w * product(normal, w), -2, keepdims=True
         )
-        return jnp.sqrt(jnp.maximum(squares, 0))
+        return safe_sqrt(jnp.maximum(squares, 0))
 
     columns = (
         jnp.sum(along**2, -2, keepdims=True)
