@@ -7,6 +7,7 @@ with a `study.py`; `studies.study` explains how to add a study.
 
 from studies.agd import AutomaticDescent
 from studies.certified.study import CertifiedNetworks
+from studies.critics import Critics
 from studies.digits.study import Digits
 from studies.fine_tuning import FineTuning
 from studies.gpt.study import CharacterGPT
@@ -38,6 +39,7 @@ _ALL: tuple[type[Study], ...] = (
     CertifiedNetworks,
     FineTuning,
     Recurrent,
+    Critics,
     TorchLayers,
     HelloWorld,
     HelloMNIST,

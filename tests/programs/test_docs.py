@@ -217,6 +217,7 @@ def test_names_and_sources_get_links(tmp_path):
         "docs/certified-classifier.md",
         "docs/checkpoints.md",
         "docs/constrain-a-transformer.md",
+        "docs/critics.md",
         "docs/fine-tune.md",
         "docs/getting-started.md",
         "docs/lab/index.md",
