@@ -74,6 +74,19 @@ def _plasticity(panel: Axes) -> None:
     panel.set(xlabel="tasks so far", ylabel="loss", ylim=(0, 2))
 
 
+def _critics(panel: Axes) -> None:
+    summary = _record("critics")["summary"]
+    lines = {
+        "manifold Muon": (BLUE, (0.0, 1.03)), "spectral norm, MaxMin": (ORANGE, (0.0, 0.59)),
+        "spectral norm": (GREY, (0.0, 0.35)),
+    }  # fmt: skip
+    for name, (colour, place) in lines.items():
+        curve = [summary[f"scale-{dim}"][name]["fraction"]["mean"] for dim in (2, 8, 64)]
+        panel.plot(["2", "8", "64"], curve, "o-", color=colour, linewidth=3)
+        panel.text(*place, name, color=colour, fontweight="bold")
+    panel.set(xlabel="dimension", ylabel="distance proved", ylim=(0, 1.15))
+
+
 def _momentum_bits(panel: Axes) -> None:
     muon = _record("momentum-bits")["summary"]["Muon"]
     names = [name for name in muon if name != "float32"]
@@ -130,6 +143,7 @@ def _record(name: str) -> Any:
 
 
 DRAWN = {
-    "certified": _certified, "cheaper-muon": _cheaper_muon, "fine-tuning": _fine_tuning,
-    "gpt": _gpt, "momentum-bits": _momentum_bits, "plasticity": _plasticity,
+    "certified": _certified, "cheaper-muon": _cheaper_muon, "critics": _critics,
+    "fine-tuning": _fine_tuning, "gpt": _gpt, "momentum-bits": _momentum_bits,
+    "plasticity": _plasticity,
 }  # fmt: skip

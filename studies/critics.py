@@ -40,9 +40,6 @@ the points that it keeps."""
 Points = Float[Array, "n d"]
 
 
-# --- Distances -----------------------------------------------------------------------------------
-
-
 class Problem(NamedTuple):
     """A law of x and an optimal coupling, `x -> factor * x + offset * ones / sqrt(d)`.
 
@@ -73,9 +70,6 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-# --- Critics -------------------------------------------------------------------------------------
-
-
 def _linear(fan_in: int, fan_out: int, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(fan_in, fan_out, kernel_init=nnx.initializers.orthogonal(), rngs=rngs)
 
@@ -98,7 +92,7 @@ class Bjorck(nnx.Linear):
 class Critic(nnx.Module):
     """Layers of the given type, with an activation in between and one output."""
 
-    def __init__(self, widths: Sequence[int], layer: Any, activation: Module, rngs: nnx.Rngs):
+    def __init__(self, widths: Sequence[int], layer: Any, activation: Any, rngs: nnx.Rngs):
         self.layers = nnx.List([layer(*pair, rngs) for pair in itertools.pairwise((*widths, 1))])
         self.activation = activation.forward
 
@@ -190,9 +184,6 @@ def training(name: str, widths: tuple[int, ...], steps: int, batch: int) -> Any:
     return jax.jit(run).lower(0, 0.1, PROBLEMS["shift"]).compile()
 
 
-# --- Measurements --------------------------------------------------------------------------------
-
-
 def network(activation: Module, layers: Any) -> tuple[Module, Any]:
     """Return a trained critic as a module of the library, and its weights."""
     parts: list[tuple[Module, Any]] = []
@@ -263,14 +254,11 @@ def _trained(name: str, problem: str, seed: int, rate: float, *sizes: Any) -> di
     return {**found, "milliseconds": 1e3 * seconds / sizes[1]}
 
 
-# --- The study -----------------------------------------------------------------------------------
-
-
 @dataclasses.dataclass(frozen=True)
 class Critics(Study):
     """How much of a known Wasserstein-1 distance does a Lipschitz critic attain?
 
-    `shift`: two normal laws whose means are 2 apart. `scale`: a standard normal vector and its
+    `shift`: two normal laws with means 2 apart. `scale`: a standard normal vector and its
     double. `tori`: products of circles of radius 1 and 2. A critic f, a network with three hidden
     layers, ascends E f(y) - E f(x) on fresh samples; all start from orthonormal kernels, and all
     rates fall linearly to zero. The fraction is this gain over Lipschitz constant and distance,
@@ -298,19 +286,14 @@ class Critics(Study):
     def __post_init__(self):
         check_choices(self)
         check_rival(OURS, self.methods, self.seeds)
-        if any(size < 2 or size % 2 for size in (*self.dims, self.width)):
-            raise ValueError(f"dims and width must be even; got {self.dims} and {self.width}")
-        if min(self.steps, self.batch, len(self.octaves)) < 1:
-            raise ValueError(f"needs steps, a batch and octaves; got {self}")
+        least = min(*self.dims, self.width, 2 * self.steps, 2 * self.batch, 2 * len(self.octaves))
+        if least < 2 or any(size % 2 for size in (*self.dims, self.width)):
+            raise ValueError(f"needs even dims and width, steps, a batch and octaves; got {self}")
 
     def cells(self) -> Sequence[Cell]:
-        return [
-            {"dim": dim, "method": method, "problem": problem, "seed": seed}
-            for dim in self.dims
-            for method in self.methods
-            for problem in self.problems
-            for seed in self.seeds[1:]
-        ]
+        names = "dim", "method", "problem", "seed"
+        places = itertools.product(self.dims, self.methods, self.problems, self.seeds[1:])
+        return [dict(zip(names, place, strict=True)) for place in places]
 
     def timed(self, cell: Cell) -> bool:
         del cell
