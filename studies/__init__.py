@@ -10,6 +10,7 @@ from studies.certified.study import CertifiedNetworks
 from studies.critics import Critics
 from studies.digits.study import Digits
 from studies.fine_tuning import FineTuning
+from studies.flows import Flows
 from studies.gpt.study import CharacterGPT
 from studies.momentum_bits import MomentumBits
 from studies.newton_schulz import NewtonSchulzDesigner
@@ -40,6 +41,7 @@ _ALL: tuple[type[Study], ...] = (
     FineTuning,
     Recurrent,
     Critics,
+    Flows,
     TorchLayers,
     HelloWorld,
     HelloMNIST,
