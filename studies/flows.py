@@ -40,6 +40,9 @@ WORST = "largest_bound", "iterations", "error"
 Params = dict[str, Float[Array, "..."]]
 
 
+_jit = functools.partial(jax.jit, static_argnames="c")
+
+
 def logit(z: Float[Array, "n d"]) -> tuple[Float[Array, "n d"], Float[Array, " n"]]:
     """Return logits of dequantised images, and the log-determinants of the map."""
     p = EDGE + (1 - 2 * EDGE) * z
@@ -77,17 +80,18 @@ def block(own: Params, x: Float[Array, "n d"], c: float) -> tuple[Array, Float[A
     return x + move, jnp.linalg.slogdet(inner)[1] + own["scale"].sum()
 
 
+@_jit
 def encode(params: Params, y: Float[Array, "n d"], c: float) -> tuple[Array, Float[Array, " n"]]:
     """Apply all blocks to logits; return log-determinants, too."""
 
     def apply(carry: Any, own: Params) -> Any:
-        x, total = carry
-        x, more = block(own, x, c)
-        return (x, total + more), None
+        x, more = block(own, carry[0], c)
+        return (x, carry[1] + more), None
 
     return jax.lax.scan(apply, (y, jnp.zeros_like(y[:, 0])), params)[0]
 
 
+@_jit
 def decode(params: Params, x: Float[Array, "n d"], c: float, iterations: Any) -> Array:
     """Invert `encode` by fixed-point iteration of each block."""
 
@@ -98,6 +102,7 @@ def decode(params: Params, x: Float[Array, "n d"], c: float, iterations: Any) ->
     return jax.lax.scan(invert, x, params, reverse=True)[0]
 
 
+@_jit
 def log_density(params: Params, z: Float[Array, "n d"], c: float) -> Float[Array, " n"]:
     """Return the log-density of dequantised images in [0, 1]."""
     y, first = logit(z)
@@ -189,7 +194,7 @@ def _programs(name: str, blocks: int, width: int, steps: int, batch: int, c: flo
     def optimizer(rate: Any) -> optax.GradientTransformation:
         decay = functools.partial(optax.linear_schedule, end_value=0.0, transition_steps=steps)
         body = method.optimizer(decay(rate), momentum, dict.fromkeys(MATRICES, manifold))
-        kinds = {"body": body, "rest": optax.adam(decay(rest), 0.9, SQUARES)}
+        kinds: dict[Any, Any] = {"body": body, "rest": optax.adam(decay(rest), 0.9, SQUARES)}
         return optax.partition(kinds, lambda p: {k: "body" if k in MATRICES else "rest" for k in p})
 
     def carried(params: Params, own: Any) -> Any:
@@ -219,10 +224,6 @@ def _programs(name: str, blocks: int, width: int, steps: int, batch: int, c: flo
     return begin, compiled, jax.jit(lambda carry: flow(carry[0], carried(*carry[:2])))
 
 
-_density = jax.jit(log_density, static_argnums=2)
-_encode, _decode = jax.jit(encode, static_argnums=2), jax.jit(decode, static_argnums=2)
-
-
 def trained(name: str, seed: int, rate: float, *sizes: Any) -> tuple[dict[str, Any], Params]:
     """Train and test a flow; return measurements and the parameters."""
     _, _, steps, batch, c, _ = sizes
@@ -240,7 +241,7 @@ def trained(name: str, seed: int, rate: float, *sizes: Any) -> tuple[dict[str, A
 
     def score(levels: np.ndarray) -> float:
         z = _dequantise(jax.random.key(seed), np.tile(levels, (DRAWS, 1)))
-        return float(bits(_density(params, z, c).mean(), pixels))
+        return float(bits(log_density(params, z, c).mean(), pixels))
 
     found = {"bits": score(test), "train_bits": score(train), "milliseconds": 1e3 * seconds / steps}
     return {**found, "bound": bounds[-1], "largest_bound": max(bounds)}, params
@@ -252,10 +253,10 @@ def inversion(params: Params, levels: np.ndarray, c: float) -> dict[str, Any]:
     with jax.enable_x64(True):
         wide = {name: jnp.asarray(value, jnp.float64) for name, value in params.items()}
         y, _ = logit((jnp.asarray(levels, jnp.float64) + 0.5) / LEVELS)
-        x, _ = _encode(wide, y, c)
+        x, _ = encode(wide, y, c)
 
         def error(iterations: int) -> float:
-            return float(jnp.abs(_decode(wide, x, c, iterations) - y).max())
+            return float(jnp.abs(decode(wide, x, c, iterations) - y).max())
 
         low, high, final = 0, 1000, error(1000)
         while high - low > 1:
@@ -277,7 +278,7 @@ def gaussian(seed: int) -> float:
     """Return bits per pixel under a Gaussian with full covariance, fitted to the logits."""
     train, test = (np.tile(levels, (DRAWS, 1)) for levels in _images(seed))
     y = np.asarray(logit(_dequantise(jax.random.key(seed), train))[0], np.float64)
-    covariance = np.cov(y.T) + 1e-2 * np.eye(y.shape[1])
+    covariance: Any = np.cov(y.T) + 1e-2 * np.eye(y.shape[1])
     density = scipy.stats.multivariate_normal(y.mean(axis=0), covariance)
     y, slope = map(np.asarray, logit(_dequantise(jax.random.key(seed + 1), test)))
     return float(bits(np.mean(density.logpdf(y) + slope), y.shape[1]))
@@ -345,19 +346,14 @@ class Flows(Study):
         base = np.array(values(RIVAL, "bits"), np.float64)
         found: dict[str, Any] = {}
         for name in dict.fromkeys(row["method"] for row in rows):
-            test = values(name, "bits")
-            found[name] = {"bits": estimate(test), "beyond": estimate(np.subtract(test, base))}
-            if name == GAUSSIAN:
-                continue
-            for key in ("train_bits", "bound", "milliseconds"):
-                found[name][key] = estimate(values(name, key))
-            for key in WORST:
-                own = values(name, key)
-                found[name][key] = None if None in own else max(own)
-            rate, rates = (
-                next(row[k] for row in rows if row["method"] == name) for k in ("rate", "tried")
-            )
-            found[name] |= {"rate": rate, "edge": rate in (rates["rates"][0], rates["rates"][-1])}
+            test = np.array(values(name, "bits"), np.float64)
+            own = found[name] = {"bits": estimate(test), "beyond": estimate(test - base)}
+            if name != GAUSSIAN:
+                own |= {k: estimate(values(name, k)) for k in ("train_bits", "milliseconds")}
+                worst = {k: values(name, k) for k in WORST}
+                own |= {k: None if None in v else float(max(v)) for k, v in worst.items()}
+                rate, rates = values(name, "rate")[0], values(name, "tried")[0]["rates"]
+                own |= {"rate": rate, "edge": rate in (rates[0], rates[-1])}
         return found
 
     def table(self, record: Record) -> str:
