@@ -23,6 +23,7 @@ STEPS = "docs/benchmarks/results/steps.json"
 SCALE = "docs/benchmarks/results/scale.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
+FLOWS = "docs/lab/results/flows.json"
 TRANSFORMERS = "docs/lab/results/transformers-{}.json"
 SIZES = "small", "middle", "large"
 
@@ -108,6 +109,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             line for name, line in proved.items() if name != "Björck + Adam"
         ],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
+        "docs/flows.md": _flows(read(FLOWS)),
         "docs/recurrent.md": _recurrent(read(RECURRENT)),
         "docs/swap-muon.md": [
             f"| {_span(unstacked, part, drop_in)}; stacked {_span(stacked, part, drop_in)}"
@@ -241,6 +243,22 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
         ),
         f"{min(solved):g} to {max(solved):g}",
         f"Adam's best falls from {rates('Adam')}, expRNN's from {rates('expRNN')}",
+    ]
+
+
+def _flows(record: Mapping[str, Any]) -> list[str]:
+    """Format the rows of the table of methods."""
+    *methods, (_, gaussian) = record["summary"].items()
+    rows = [
+        _row(name, *(shown(own[k], form) for k, form in (("bits", ".3f"), ("beyond", "+.3f"))))
+        for name, own in methods
+    ]
+    bounds = [own["largest_bound"] for name, own in methods if "spectral norm" in name]
+    others = max(own["largest_bound"] for name, own in methods if "spectral norm" not in name)
+    return [
+        *(row.replace("+0.000 ± 0.000 ", "").replace("-", "−") for row in rows),
+        f"A Gaussian: {shown(gaussian['bits'], '.3f')}",
+        f"bounds reach {max(bounds):.2f} during training, the others' {others:.3f}",
     ]
 
 

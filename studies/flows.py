@@ -139,8 +139,17 @@ class Capped(SpectralNorm):
 
 
 @dataclasses.dataclass(frozen=True)
+class ExactlyCapped(Capped):
+    """The same with exact norms, from eigenvectors of Gram matrices."""
+
+    def carried(self, free: Any, carry: Any) -> Any:
+        frame = free.mT if free.shape[-2] < free.shape[-1] else free
+        return jnp.linalg.eigh(frame.mT @ frame)[1][..., -1:]
+
+
+@dataclasses.dataclass(frozen=True)
 class CappedMuon(Capped):
-    """The same with Muon on the free arrays."""
+    """Spectral normalisation, with Muon on the free arrays."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return muon(rate, FLAT, momentum)
@@ -153,6 +162,7 @@ METHODS: dict[str, tuple[Method, Manifold, float]] = {
     "SpectralBall, Adam": (ProjectedAdam(-4), BALL, 0.9),
     "Stiefel, Muon": (Muon(-3), FRAMES, 0.95),
     RIVAL: (Capped(-4), BALL, 0.9),
+    "exact norm, Adam": (ExactlyCapped(-4), BALL, 0.9),
     "spectral norm, Muon": (CappedMuon(-3), BALL, 0.95),
     "Björck, Adam": (Bjorck(-5), FRAMES, 0.9),
 }

@@ -16,6 +16,7 @@ from studies.flows import (
     RIVAL,
     WORST,
     Capped,
+    ExactlyCapped,
     Flows,
     bits,
     block,
@@ -109,11 +110,12 @@ def test_bound_is_below_one_at_every_step(monkeypatch, name):
     assert found["bound"] == bound(params, 0.97)
 
 
-def test_cap_leaves_small_matrices_unchanged():
-    method, values = Capped(-4), np.array([3.0, 0.5])
+@pytest.mark.parametrize(("method", "steps"), [(Capped(-4), 30), (ExactlyCapped(-4), 1)])
+def test_cap_leaves_small_matrices_unchanged(method, steps):
+    values = np.array([3.0, 0.5])
     free = jnp.asarray(values[:, None, None] * np.eye(5, 3) @ np.diag([1, 0.5, 0.1]), jnp.float32)
     _, carry = method.begin(free)
-    for _ in range(30):
+    for _ in range(steps):
         carry = method.carried(free, carry)
     norms = np.linalg.norm(method.weight(free, carry), 2, (-2, -1))
     np.testing.assert_allclose(norms, [1, 0.5], rtol=1e-5)
