@@ -1,6 +1,7 @@
 """Shared by the benchmarks: command line, timing, and the record with its table."""
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,6 +30,14 @@ def command(name: str, doc: str | None, rounds: int = 0) -> program.Parser:
         p.add_argument("--rounds", type=int, default=rounds,
                        help="timed rounds (default: %(default)s)")  # fmt: skip
     return p
+
+
+def compile_without_tpus() -> None:
+    """Let libtpu compile on a host without TPUs; it must not query a cloud for them."""
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")  # silences a warning
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # allow concurrent compilations
 
 
 def timed(

@@ -8,7 +8,6 @@ nothing runs except `check_chain`. Distinct kernels count different fusions, sin
 compiles identical fusions once.
 """
 
-import os
 import re
 import time
 from collections.abc import Callable
@@ -21,7 +20,7 @@ import optax
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks._harness import command, save_with_table
+from benchmarks._harness import command, compile_without_tpus, save_with_table
 from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.optim import check_chain, manifold_muon
@@ -128,9 +127,7 @@ def main(argv: list[str] | None = None) -> None:
     record: dict[str, Any] = {"check_chain": measure_check()}
     places = {"steps": jax.devices("cpu")[0]}
     if find_spec("libtpu"):
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no TPU is asked for
-        os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-        os.environ.setdefault("TPU_ACCELERATOR_TYPE", "v5litepod-4")
+        compile_without_tpus()
         places["steps_tpu"] = topologies.get_topology_desc("v5e:2x2", "tpu").devices[0]
     for where, device in places.items():
         record[where] = {tree: measure_tree(shapes, device) for tree, shapes in trees().items()}

@@ -16,7 +16,6 @@ import importlib.util
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from collections import Counter
@@ -30,7 +29,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from tqdm import tqdm
 
-from benchmarks._harness import command
+from benchmarks._harness import command, compile_without_tpus
 from benchmarks._programs import read
 from benchmarks.balance import busiest, cost, owned
 from benchmarks.steps import ADAM, MUON, optimizers, shapes_of, step_of
@@ -301,6 +300,8 @@ def main(argv: list[str] | None = None) -> None:
         print("scale: skipped, for want of the TPU's compiler; pip install 'manifoldmuon[tpu]'")
         return
     compile_without_tpus()
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", max(row.chips for row in ROWS.values()))
     try:
         measure_all(given)
     except KeyboardInterrupt:
@@ -356,15 +357,6 @@ def label(row: Row) -> str:
     """Return the name of a row in a table."""
     kind = f" in {row.experts} experts" if row.experts else ""
     return f"{row.parameters / 1e9:.2g} B{kind}, {row.topology.replace(':', ' ')}"
-
-
-def compile_without_tpus() -> None:
-    """Configure JAX to run on the host and never query a cloud for TPUs."""
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # allow concurrent compilations
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", max(row.chips for row in ROWS.values()))
 
 
 if __name__ == "__main__":
