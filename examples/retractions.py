@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from manifoldmuon.lab import random_walk, retraction_order
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.retractions import QR, Cayley, Exponential, Polar
+from studies.display import COLOURS
 
 SHAPE = (48, 24)
 
@@ -22,7 +23,8 @@ def main(steps: int = 1000, out: Path = Path("runs/retractions.png")) -> dict[st
     figure, last = Figure(figsize=(6, 3.5), layout="constrained"), {}
     panel = figure.subplots()
     print("retraction  exponent of the error  distance at the end")
-    for retraction in (Polar(), QR(), Cayley(), Exponential()):
+    retractions = (Polar(), QR(), Cayley(), Exponential())
+    for retraction, colour in zip(retractions, COLOURS, strict=False):
         name, manifold = type(retraction).__name__, Stiefel(retraction=retraction)
         slope = retraction_order(manifold, exact, SHAPE, key).slope
         walk = random_walk(manifold, SHAPE, (0.1,), steps, key)
@@ -32,7 +34,7 @@ def main(steps: int = 1000, out: Path = Path("runs/retractions.png")) -> dict[st
         last[name] = float(distance[-1])
         shown = "exact" if slope is None else f"{slope:.2f}"
         print(f"{name:10}  {shown:>21}  {last[name]:19.1e}")
-        panel.loglog(walk.at, distance, marker="o", label=name)
+        panel.loglog(walk.at, distance, color=colour, marker="o", label=name)
     panel.set(xlabel="steps of length 0.1", ylabel="largest |singular value - 1|")
     panel.legend()
     out.parent.mkdir(exist_ok=True)
