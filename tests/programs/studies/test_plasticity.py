@@ -57,3 +57,17 @@ def test_constrained_methods_train(name):
     first, last = np.array(study.run({"method": name, "seed": 0})["losses"]).T
     assert np.all(first < np.log(10))
     assert np.all(last < np.log(10))
+
+
+class Shrunk(Plasticity):
+    def _start(self, method, *sizes):
+        start = super()._start(method, *sizes)
+        return start | {"hidden": [0.7 * matrix for matrix in start["hidden"]]}
+
+
+def test_factor_scales_kept_norm():
+    """A fixed norm makes steps relative: a factor in the network equals smaller weights."""
+    settings = dataclasses.asdict(TINY)
+    found = Plasticity(**settings).run({"method": "MuonH, times 0.7", "seed": 2})["losses"]
+    wanted = Shrunk(**settings).run({"method": "MuonH", "seed": 2})["losses"]
+    np.testing.assert_allclose(found, wanted, rtol=1e-3)
