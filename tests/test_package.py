@@ -48,10 +48,9 @@ def test_version_matches_metadata():
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     assert f"## [{project['version']}]" in changelog
     assert f"version: {project['version']}\n" in citation
-    for page in ("README.md", "docs/faq.md"):
-        entry = (ROOT / page).read_text(encoding="utf-8").split("```bibtex")[1]
-        assert f"version = {{{project['version']}}}" in entry
-        assert re.search('^title: "(.*)"', citation, re.MULTILINE)[1] in entry  # type: ignore
+    entry = (ROOT / "README.md").read_text(encoding="utf-8").split("```bibtex")[1]
+    assert f"version = {{{project['version']}}}" in entry
+    assert re.search('^title: "(.*)"', citation, re.MULTILINE)[1] in entry  # type: ignore
 
 
 def test_package_is_typed():
