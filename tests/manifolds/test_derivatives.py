@@ -7,10 +7,10 @@ import pytest
 
 from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere
-from manifoldmuon.manifolds.solvers import DouglasRachford, SkewPolar
+from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere, Stiefel
+from manifoldmuon.manifolds.solvers import DouglasRachford, Resolvents, SkewPolar
 from manifoldmuon.norms import Spectral
-from tests.instances import MANIFOLDS
+from tests.instances import MANIFOLDS, ManifoldCase
 
 
 def with_values(*values: float) -> np.ndarray:
@@ -35,6 +35,8 @@ CASES = {
         with_values(2, 2, 0.5, 0),
     ),
 }
+
+RESOLVENTS = ManifoldCase("resolvents", Stiefel(solver=Resolvents()), (16, 6))
 
 
 @pytest.mark.slow_except("band, at both edges")
@@ -62,7 +64,7 @@ def test_step_gradients_match_differences(name):
 
 
 @pytest.mark.slow_except("flat vector", "embedding rows", "stiefel wide, scaled")
-@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*MANIFOLDS, RESOLVENTS], ids=lambda case: case.name)
 def test_zero_gradient_modes_finite_and_equal(case):
     """At zero the duality map chooses a derivative; it must not be NaN."""
     manifold, keys = case.manifold, jax.random.split(jax.random.key(0), 3)
