@@ -7,6 +7,8 @@ and the experiment in the Modula documentation).
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
@@ -84,8 +86,8 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
     inside, outside = np.abs(weight[mask == 0]), np.abs(weight[mask != 0])
     if not len(inside) or not len(outside):
         raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
-    larger, _ = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
-    return float(larger / (len(inside) * len(outside)))
+    found: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
+    return float(found.statistic / (len(inside) * len(outside)))
 
 
 def stable_rank(matrix: Matrices) -> Numbers:
