@@ -8,6 +8,7 @@ nothing runs except `check_chain`. Distinct kernels count different fusions, sin
 compiles identical fusions once.
 """
 
+import importlib.metadata
 import re
 import time
 from collections.abc import Callable
@@ -106,7 +107,7 @@ def table(record: dict[str, Any]) -> str:
     steps = []
     for title, rows in (
         ("trace and compile (distinct kernels)", record["steps"]),
-        ("the same for a TPU v5e", record.get("steps_tpu", {})),
+        (f"the same for a TPU v5e, libtpu {record.get('libtpu')}", record.get("steps_tpu", {})),
     ):
         lines = []
         for tree, row in rows.items():
@@ -128,6 +129,7 @@ def main(argv: list[str] | None = None) -> None:
     places = {"steps": jax.devices("cpu")[0]}
     if find_spec("libtpu"):
         compile_without_tpus()
+        record["libtpu"] = importlib.metadata.version("libtpu")
         places["steps_tpu"] = topologies.get_topology_desc("v5e:2x2", "tpu").devices[0]
     for where, device in places.items():
         record[where] = {tree: measure_tree(shapes, device) for tree, shapes in trees().items()}
