@@ -1,7 +1,7 @@
 """Recurrent networks and their optimizers."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,11 +10,11 @@ import numpy as np
 import optax
 from jaxtyping import Array
 
-from manifoldmuon.manifolds import Orthogonal
-from manifoldmuon.optim import by_path, hybrid, manifold_muon
+from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.manifolds.retractions import Cayley
+from manifoldmuon.optim import by_path, manifold_muon
 from studies.recurrent.tasks import Batch, Task
 
-GEOMETRY = by_path({"recurrent": Orthogonal().for_training(), "**": None})
 MOMENTUM = 0.9
 
 Params = dict[str, Array]
@@ -34,25 +34,56 @@ def gated(params: Params, state: Any, driven: Any) -> Any:
     return kept * state + (1 - kept) * jnp.tanh(new + jax.nn.sigmoid(reset + for_reset) * for_new)
 
 
-def exponential(params: Params) -> Params:
+# --- Parameters of the recurrent matrix ----------------------------------------------------------
+# A pair of functions: from the angles of its planes (gates, width / 2) to parameters, and from
+# parameters to weights.
+
+
+def _planes(values: Any) -> Array:
+    width = 2 * len(values)
+    return jnp.zeros((width, width)).at[::2, 1::2].set(jnp.diag(values))
+
+
+def _skew(matrix: Any) -> Any:
+    upper = jnp.triu(matrix, 1)
+    return upper - upper.T
+
+
+def _rotations(angles: Any) -> Params:
+    turns = [jax.scipy.linalg.expm(_skew(_planes(own))) for own in angles]
+    return {"recurrent": jnp.concatenate(turns, axis=1)}
+
+
+def _angles(angles: Any) -> Params:
+    return {"recurrent": _planes(angles[0])}
+
+
+def _exponential(params: Params) -> Params:
     """Replace A by exp(A - A^T), where A is above the diagonal (arXiv:1901.08428)."""
-    upper = jnp.triu(params["recurrent"], 1)
-    return params | {"recurrent": jax.scipy.linalg.expm(upper - upper.T)}
+    return params | {"recurrent": jax.scipy.linalg.expm(_skew(params["recurrent"]))}
 
 
-def constrained(rate: Any, rest: Any, uses: int) -> optax.GradientTransformation:
-    """Return manifold Muon for the recurrent matrix, with the budget of its uses, and Adam."""
-    ours = manifold_muon(rate, GEOMETRY, MOMENTUM, budgets=1 / uses, track_gap=False)
-    return hybrid(ours, GEOMETRY, optax.adam(rest))
+def _half_tangents(angles: Any) -> Params:
+    """Tell rotations beyond a quarter turn by a sign -1 and the rest of the angle."""
+    beyond = jnp.abs(angles[0]) > np.pi / 2
+    rest = angles[0] - jnp.where(beyond, np.pi * jnp.sign(angles[0]), 0.0)
+    signs = jnp.repeat(jnp.where(beyond, -1.0, 1.0), 2)
+    return {"recurrent": _planes(jnp.tan(rest / 2)), "signs": signs}
 
 
-def adam(rate: Any, rest: Any, uses: int) -> optax.GradientTransformation:
-    """Return Adam, with a rate for the recurrent matrix and another for the rest."""
+def _cayley(params: Params) -> Params:
+    """Replace A by the Cayley map of A - A^T times fixed signs (arXiv:1707.09520)."""
+    skew, eye = _skew(params["recurrent"]), jnp.eye(len(params["recurrent"]))
+    signs = jax.lax.stop_gradient(params["signs"])
+    return params | {"recurrent": jnp.linalg.solve(eye - skew, eye + skew) * signs}
 
-    def labels(params: Params) -> dict[str, str]:
-        return {name: "recurrent" if name == "recurrent" else "rest" for name in params}
 
-    return optax.partition({"recurrent": optax.adam(rate), "rest": optax.adam(rest)}, labels)
+FREE = _rotations, lambda params: params
+EXPONENTIAL = _angles, _exponential
+CAYLEY = _half_tangents, _cayley
+
+
+# --- Methods -------------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,22 +91,38 @@ class Method:
     """A network and its optimizer.
 
     Attributes:
-      optimizer: maps the rate of the recurrent matrix, that of the rest, and the number of uses.
       rates: the grid of the recurrent matrix, for constant rates.
+      sets: manifolds by name of the weight; Adam trains weights without.
       cell: the step of the network.
-      gates: matrices side by side in the recurrent matrix.
-      mapped: whether the recurrent matrix is the exponential of its parameters.
+      gates: matrices side by side in the recurrent matrix. With more than 1, Adam has one rate.
+      parameters: of the recurrent matrix, `FREE`, `EXPONENTIAL` or `CAYLEY`.
     """
 
-    optimizer: Callable[[Any, Any, int], optax.GradientTransformation]
     rates: tuple[float, ...]
+    sets: Mapping[str, Stiefel] = dataclasses.field(default_factory=dict)
     cell: Callable[[Params, Any, Any], Any] = simple
     gates: int = 1
-    mapped: bool = False
+    parameters: tuple[Callable[[Any], Params], Callable[[Params], Params]] = FREE
+
+    def optimizer(self, rate: Any, rest: Any, uses: int) -> optax.GradientTransformation:
+        """Return manifold Muon, with the budget of so many uses, or Adam, with a rate for the
+        recurrent matrix and another for the rest."""
+        if self.sets:
+            return manifold_muon(
+                rate, by_path({**self.sets, "**": None}), MOMENTUM, rest=optax.adam(rest),
+                budgets=1 / uses, track_gap=False,
+            )  # fmt: skip
+        if self.gates > 1:
+            return optax.adam(rate)
+
+        def labels(params: Params) -> dict[str, str]:
+            return {name: "recurrent" if name == "recurrent" else "rest" for name in params}
+
+        return optax.partition({"recurrent": optax.adam(rate), "rest": optax.adam(rest)}, labels)
 
     def init(self, task: Task, width: int, key: Any) -> Params:
-        """Draw the weights; the recurrent matrix rotates planes by uniform angles
-        (arXiv:1602.06662)."""
+        """Draw the weights; the recurrent matrix rotates planes by uniform angles of at most
+        `task.angle` (arXiv:1602.06662)."""
         keys = jax.random.split(key, 3)
         params = {
             "input": jax.random.normal(keys[1], (task.features, self.gates * width)) / width**0.5,
@@ -83,16 +130,14 @@ class Method:
             "output": jax.random.normal(keys[2], (width, task.classes)) / width**0.5,
             "offset": jnp.zeros(task.classes),
         }
-        drawn = jax.random.uniform(keys[0], (self.gates, width // 2), minval=-np.pi, maxval=np.pi)
-        upper = [jnp.zeros((width, width)).at[::2, 1::2].set(jnp.diag(own)) for own in drawn]
-        if self.mapped:
-            return params | {"recurrent": upper[0]}
-        turns = [exponential({"recurrent": own})["recurrent"] for own in upper]
-        return params | {"recurrent": jnp.concatenate(turns, axis=1)}
+        angles = jax.random.uniform(keys[0], (self.gates, width // 2), minval=-1) * task.angle
+        if "input" in self.sets:
+            params["input"] = self.sets["input"].project(params["input"])
+        return params | self.parameters[0](angles)
 
     def loss(self, task: Task, params: Params, batch: Batch) -> tuple[Any, Any]:
-        """Return the mean loss and accuracy over all outputs."""
-        weights = exponential(params) if self.mapped else params
+        """Return the mean loss over all outputs, and the share of right ones."""
+        weights = self.parameters[1](params)
 
         def step(state: Any, driven: Any) -> Any:
             state = self.cell(weights, state, driven)
@@ -102,16 +147,22 @@ class Method:
         start = jnp.zeros((inputs.shape[1], len(weights["output"])))
         _, states = jax.lax.scan(step, start, inputs @ weights["input"])
         logits = states[-task.outputs :] @ weights["output"] + weights["offset"]
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-        return losses.mean(), jnp.mean(logits.argmax(-1) == labels)
+        losses, right = task.judge(logits, labels)
+        return losses.mean(), right.mean()
 
+
+ORTHOGONAL = Orthogonal().for_training()
+OURS = 0.05, 0.1, 0.2, 0.4, 0.8
 
 METHODS: dict[str, Method] = {
-    "Orthogonal": Method(constrained, (0.05, 0.1, 0.2, 0.4, 0.8)),
-    "Adam": Method(adam, (3e-5, 1e-4, 3e-4, 1e-3, 3e-3)),
-    "expRNN": Method(adam, (1e-4, 3e-4, 1e-3, 3e-3, 1e-2), mapped=True),
-    "GRU": Method(
-        lambda rate, rest, uses: optax.adam(rate), (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), gated, gates=3
+    "Orthogonal": Method(OURS, {"recurrent": ORTHOGONAL}),
+    "Adam": Method((3e-5, 1e-4, 3e-4, 1e-3, 3e-3)),
+    "expRNN": Method((1e-4, 3e-4, 1e-3, 3e-3, 1e-2), parameters=EXPONENTIAL),
+    "scoRNN": Method((1e-4, 3e-4, 1e-3, 3e-3, 1e-2), parameters=CAYLEY),
+    "GRU": Method((3e-4, 1e-3, 3e-3, 1e-2, 3e-2), cell=gated, gates=3),
+    "Stiefel input": Method(OURS, {"recurrent": ORTHOGONAL, "input": Stiefel().for_training()}),
+    "Cayley retraction": Method(
+        OURS, {"recurrent": dataclasses.replace(ORTHOGONAL, retraction=Cayley())}
     ),
 }
-"""The rates of `Orthogonal` are times 1 / uses, those of `GRU` are for all weights."""
+"""The rates of manifold Muon are times 1 / uses, those of `GRU` are for all weights."""

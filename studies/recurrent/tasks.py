@@ -1,4 +1,4 @@
-"""Sequence tasks: recall, copy memory, and digits pixel by pixel."""
+"""Sequence tasks: recall, copy memory, adding, and images pixel by pixel."""
 
 import dataclasses
 import functools
@@ -8,25 +8,44 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jaxtyping import Array
 
-from studies.datasets import load_digits
+from studies.datasets import Dataset, load_digits, load_mnist
 
 LETTERS = 8
 
 Batch = tuple[Array, Array]
 
 
+def choose(logits: Any, labels: Any) -> tuple[Any, Any]:
+    """Return cross-entropies, and where the largest logit is the label's."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    return losses, logits.argmax(-1) == labels
+
+
+def approach(outputs: Any, values: Any) -> tuple[Any, Any]:
+    """Return squared errors, and where they are below 0.01."""
+    losses = jnp.square(outputs[..., 0] - values)
+    return losses, losses < 0.01
+
+
 @dataclasses.dataclass(frozen=True)
 class Task:
     """A sequence task; `draw(seed, key, batch)` returns inputs (steps, batch, features) and labels
-    (outputs, batch). Labels belong to the last steps. With `key=None` it draws held-out data."""
+    (outputs, batch). Labels belong to the last steps. With `key=None` it draws held-out data.
+    `judge` returns losses and right answers; `baseline` is the loss without memory, below a tenth
+    of which the task is solved, or None. The planes of recurrent matrices turn by at most `angle`
+    at the start: sums need slow ones."""
 
     draw: Callable[[Any, Any, int], Batch]
     steps: int
     features: int
     classes: int
     outputs: int
+    judge: Callable[[Any, Any], tuple[Any, Any]] = choose
+    baseline: float | None = None
+    angle: float = np.pi
 
 
 def recall(uses: int) -> Task:
@@ -53,33 +72,51 @@ def copy(delay: int) -> Task:
         inputs = jax.nn.one_hot(jnp.concatenate([letters, signal]), LETTERS + 2)
         return inputs, jnp.concatenate([blank, letters])
 
-    return Task(draw, delay + 20, LETTERS + 2, LETTERS + 1, delay + 20)
+    steps = delay + 20
+    baseline = 10 * float(np.log(LETTERS)) / steps
+    return Task(draw, steps, LETTERS + 2, LETTERS + 1, steps, baseline=baseline)
 
 
-def pixels(uses: int, side: int) -> Task:
-    """Read scikit-learn's digits, shrunk to `side` by `side`, pixel by pixel, with equally many
-    blank steps after each pixel."""
-    data = load_digits()
-    images = np.concatenate([data.train_x, data.test_x]).reshape(
-        -1, side, 8 // side, side, 8 // side
-    )
-    images = images.mean((2, 4)).reshape(-1, side**2)
+def adding(steps: int) -> Task:
+    """Add the two of `steps` uniform numbers that are marked, one in each half
+    (arXiv:1511.06464)."""
+
+    def draw(seed: Any, key: Any, batch: int) -> Batch:
+        key = jax.random.key(seed + 10**6) if key is None else key
+        keys = jax.random.split(key)
+        numbers = jax.random.uniform(keys[0], (steps, batch))
+        marked = jax.random.randint(keys[1], (2, batch), 0, steps // 2)
+        marks = jax.nn.one_hot(marked + jnp.array([[0], [steps // 2]]), steps, axis=1).sum(0)
+        return jnp.stack([numbers, marks], -1), (numbers * marks).sum(0)[None]
+
+    return Task(draw, steps, 2, 1, 1, approach, 1 / 6, np.pi / 2)
+
+
+def pixels(load: Callable[[], Dataset], angle: float, side: int, uses: int) -> Task:
+    """Read images, shrunk to `side` by `side`, pixel by pixel, with equally many blank steps after
+    each pixel. At most 2,000 are held out."""
+    data = load()
+    images = np.concatenate([data.train_x, data.test_x])
+    full = images.shape[1]
+    images = images.reshape(-1, side, full // side, side, full // side)
+    images = images.mean((2, 4), dtype=np.float32).reshape(-1, side**2)
     images = jnp.asarray((images - images.mean()) / images.std(), jnp.float32)
     labels = jnp.asarray(np.concatenate([data.train_y, data.test_y]))
     train = len(data.train_x)
 
     def draw(seed: Any, key: Any, batch: int) -> Batch:
         order = jax.random.permutation(jax.random.key(seed), len(labels))
-        rows = order[train:] if key is None else jax.random.choice(key, order[:train], (batch,))
+        held = order[train : train + 2000]
+        rows = held if key is None else jax.random.choice(key, order[:train], (batch,))
         steps = jnp.zeros((side**2, uses // side**2, len(rows))).at[:, 0].set(images[rows].T)
         return steps.reshape(uses, -1, 1), labels[rows][None]
 
-    return Task(draw, uses, 1, 10, 1)
+    return Task(draw, uses, 1, 10, 1, angle=angle)
 
 
 TASKS: dict[str, Callable[[int], Task]] = {
     "recall": recall,
-    "digits": functools.partial(pixels, side=4),
+    "digits": functools.partial(pixels, load_digits, np.pi, 4),
 }
 """Tasks of the rule, for a number of uses."""
 
@@ -89,5 +126,7 @@ LONGEST = {"recall": 256}
 RIVAL_TASKS: dict[str, Callable[[], Task]] = {
     "copy-100": functools.partial(copy, 100),
     "copy-300": functools.partial(copy, 300),
-    "digits": functools.partial(pixels, 64, side=8),
+    "adding": functools.partial(adding, 200),
+    "digits": functools.partial(pixels, load_digits, np.pi, 8, 64),
+    "MNIST": functools.partial(pixels, load_mnist, 0.3, 28, 784),
 }

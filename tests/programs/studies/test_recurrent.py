@@ -9,7 +9,7 @@ import pytest
 from studies import run_study
 from studies.recurrent.networks import METHODS
 from studies.recurrent.study import MEASURED, Recurrent, lowest, rivals, rule
-from studies.recurrent.tasks import RIVAL_TASKS, TASKS, copy, recall
+from studies.recurrent.tasks import RIVAL_TASKS, TASKS, adding, copy, recall
 
 TINY = Recurrent(
     tasks=("recall",),
@@ -23,7 +23,7 @@ TINY = Recurrent(
     methods=("Adam", "Orthogonal"),
     rival_seeds=(0, 1),
     rival_width=4,
-    digit_steps=50,
+    reading_steps=50,
     rival_batch=2,
 )
 
@@ -45,6 +45,21 @@ def test_recall_signals_last_five_steps():
     np.testing.assert_array_equal(inputs[:5].argmax(-1), labels)
     assert not inputs[5:11].any()
     assert np.all(inputs[11:] == np.eye(9)[8])
+
+
+def test_adding_marks_a_number_in_each_half():
+    task = adding(20)
+    inputs, labels = map(np.asarray, task.draw(0, jax.random.key(0), 500))
+    numbers, marks = inputs[..., 0], inputs[..., 1]
+    np.testing.assert_array_equal(marks[:10].sum(0), 1)
+    np.testing.assert_array_equal(marks[10:].sum(0), 1)
+    np.testing.assert_array_equal(marks, marks**2)
+    np.testing.assert_allclose(labels[0], (numbers * marks).sum(0), rtol=1e-6)
+    # Five standard errors of the variance of a sum of two uniform numbers.
+    assert labels.var() == pytest.approx(task.baseline, abs=0.045)
+    losses, right = task.judge(np.array([[1.0], [1.2]]), np.array([1.05, 1.0]))
+    np.testing.assert_allclose(losses, [0.0025, 0.04], rtol=1e-5)
+    assert right.tolist() == [True, False]
 
 
 def test_pixels_are_followed_by_blanks():
@@ -73,7 +88,7 @@ def test_loss_matches_plain_loop(name):
     inputs, labels = map(np.asarray, batch)
     w = {key: np.asarray(value, np.float64) for key, value in params.items()}
     key, shape = jax.random.split(jax.random.key(1), 3)[0], (method.gates, 2)
-    angles = np.asarray(jax.random.uniform(key, shape, minval=-np.pi, maxval=np.pi))
+    angles = np.pi * np.asarray(jax.random.uniform(key, shape, minval=-1))
     turns = []
     for own in angles:
         matrix = np.zeros((4, 4))
@@ -150,7 +165,7 @@ def test_record_has_table_and_plot():
 
 
 def test_copying_without_solution_takes_all_steps():
-    study = dataclasses.replace(TINY, rival_tasks=("copy-100",), copy_steps=50)
+    study = dataclasses.replace(TINY, rival_tasks=("copy-100",), solving_steps=50)
     found = study.run({"part": "rivals", "task": "copy-100", "method": "Adam", "seed": 1})
     assert found["solved_steps"] is None
     assert len(found["losses"]) == 1
@@ -162,7 +177,7 @@ def test_copying_without_solution_takes_all_steps():
         ({"methods": ("GRU",)}, "must include"),
         ({"rival_seeds": (0,)}, "two or more different"),
         ({"uses": (20,)}, "multiples of 16"),
-        ({"copy_steps": 70}, "multiples of 50"),
+        ({"solving_steps": 70}, "multiples of 50"),
     ],
 )
 def test_invalid_settings_raise(wrong, message):
