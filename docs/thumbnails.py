@@ -87,6 +87,28 @@ def _critics(panel: Axes) -> None:
     panel.set(xlabel="dimension", ylabel="distance proved", ylim=(0, 1.15))
 
 
+def _recurrent(panel: Axes) -> None:
+    own = _record("recurrent")["summary"]["rule"]["digits"]
+    best = {int(uses): value["mean"] for uses, value in own["log2_rates"].items()}
+    uses = np.array([key for key, value in best.items() if value is not None])
+    panel.loglog(uses, [2 ** best[key] for key in uses], "o", color=BLUE, markersize=9, base=2)
+    panel.loglog(uses, 2 ** own["log2_product"]["mean"] / uses, "--", color=GREY, base=2)
+    panel.text(100, 2**-5.5, "1 / T", color=GREY, fontweight="bold")
+    panel.set(xlabel="uses of the matrix, T", ylabel="best learning rate")
+
+
+def _flows(panel: Axes) -> None:
+    summary = _record("flows")["summary"]
+    names = {
+        "SpectralBall, Muon": "spectral ball", "spectral norm, Adam": "spectral norm",
+        "Björck, Adam": "Björck",
+    }  # fmt: skip
+    _dots(
+        panel, {label: summary[name]["bits"] for name, label in names.items()}, [BLUE, GREY, GREY]
+    )
+    panel.set_xlabel("bits per pixel")
+
+
 def _momentum_bits(panel: Axes) -> None:
     muon = _record("momentum-bits")["summary"]["Muon"]
     names = [name for name in muon if name != "float32"]
@@ -128,14 +150,20 @@ def _cheaper_muon(panel: Axes) -> None:
 def _fine_tuning(panel: Axes) -> None:
     methods = _record("fine-tuning")["summary"]["target"]
     names = ["LoRA, Muon", "LoRA, Adam", "StelLA", "LoRA, A orthonormal"]
-    means = [methods[name]["mean"] for name in names]
-    low, high = np.transpose([methods[name]["interval"] for name in names])
     labels = [*names[:3], "A orthonormal"]
-    for at, colour in enumerate((GREY, GREY, BLUE, BLUE)):
-        panel.errorbar([means[at]], [at], xerr=[[means[at] - low[at]], [high[at] - means[at]]],
-                       fmt="o", color=colour, capsize=5, linewidth=3, markersize=9)  # fmt: skip
-    panel.set_yticks(range(len(names)), labels)
-    panel.set(xlim=(-5, -2.5), ylim=(-0.5, 3.5), xlabel="log10 of the error")
+    own = {label: methods[name] for label, name in zip(labels, names, strict=True)}
+    _dots(panel, own, [GREY, GREY, BLUE, BLUE])
+    panel.set(xlim=(-5, -2.5), xlabel="log10 of the error")
+
+
+def _dots(panel: Axes, rows: dict[str, Any], colours: list[str]) -> None:
+    """Draw means with intervals, a row for each label."""
+    for at, (own, colour) in enumerate(zip(rows.values(), colours, strict=True)):
+        bar = [[abs(own["mean"] - end)] for end in own["interval"]]
+        panel.errorbar([own["mean"]], [at], xerr=bar, fmt="o", color=colour, capsize=5, linewidth=3,
+                       markersize=9)  # fmt: skip
+    panel.set_yticks(range(len(rows)), list(rows))
+    panel.set_ylim(-0.5, len(rows) - 0.5)
 
 
 def _record(name: str) -> Any:
@@ -144,6 +172,6 @@ def _record(name: str) -> Any:
 
 DRAWN = {
     "certified": _certified, "cheaper-muon": _cheaper_muon, "critics": _critics,
-    "fine-tuning": _fine_tuning, "gpt": _gpt, "momentum-bits": _momentum_bits,
-    "plasticity": _plasticity,
+    "fine-tuning": _fine_tuning, "flows": _flows, "gpt": _gpt, "momentum-bits": _momentum_bits,
+    "plasticity": _plasticity, "recurrent": _recurrent,
 }  # fmt: skip

@@ -212,21 +212,27 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
     """Format the slopes of the best rate, the table of rivals, and their rates."""
     rule, rivals = record["summary"]["rule"], record["summary"]["rivals"]
     slopes = {task: shown(own["slope"], ".2f") for task, own in rule.items()}
-    labels = {"Adam": "Adam, free", "expRNN": "expRNN, Adam", "GRU": "GRU, Adam"}
+    labels = {"Adam": "Adam, free", "expRNN": "expRNN, Adam", "scoRNN": "scoRNN, Adam",
+              "GRU": "GRU, Adam", "Orthogonal": "`Orthogonal()`",
+              "Stiefel input": "with `Stiefel()` inputs",
+              "Cayley retraction": "with `Cayley()`"}  # fmt: skip
     delays = "copy-100", "copy-300"
 
-    def copied(found: Mapping[str, Any] | None) -> str:
+    def solved(found: Mapping[str, Any] | None) -> str:
         if found is None:
-            return "not run"
+            return ""
         if found["solved"] < found["seeds"]:
-            return f"{found['solved'] or 'none'} of {found['seeds']} seeds"
+            return f"{found['solved'] or 'none'} of {found['seeds']}"
         return f"{shown(found['solved_steps'], '.0f')} ({found['seconds']['mean']:.1f} s)"
+
+    def read(found: Mapping[str, Any] | None) -> str:
+        return _in_percent(found["accuracy"]) if found else ""
 
     def rates(method: str) -> str:
         return " to ".join(f"{rivals[delay][method]['rate']:g}" for delay in delays)
 
     tried = {r["task"]: r["tried"] for r in record["rows"] if r.get("method") == "Orthogonal"}
-    solved = [
+    both = [
         rate
         for k, rate in enumerate(tried[delays[0]]["rates"])
         if all(tried[delay]["solved_steps"][k] for delay in delays)
@@ -235,13 +241,13 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
         f"{slopes['recall']} for letters, {slopes['digits']} for digits".replace("-", "−"),
         *(
             _row(
-                labels.get(name, f"`{name}()`"),
-                *(copied(rivals[delay].get(name)) for delay in delays),
-                _in_percent(found["accuracy"]),
+                labels[name],
+                *(solved(rivals[task].get(name)) for task in (*delays, "adding")),
+                *(read(rivals[task].get(name)) for task in ("digits", "MNIST")),
             )
-            for name, found in rivals["digits"].items()
+            for name in rivals["digits"]
         ),
-        f"{min(solved):g} to {max(solved):g}",
+        f"{min(both):g} to {max(both):g}",
         f"Adam's best falls from {rates('Adam')}, expRNN's from {rates('expRNN')}",
     ]
 
