@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -23,6 +23,8 @@ RULE, RIVALS = "rule", "rivals"
 
 AROUND = 1.5
 """Octaves around the lowest loss through which the parabola goes."""
+
+LEARNT = 0.9
 
 CHUNK = 50
 """Steps of which the loss is averaged."""
@@ -69,13 +71,16 @@ def _sweep(name: str, uses: int, width: int, steps: int, batch: int, rest: float
     return run
 
 
-def lowest(exponents: Sequence[float], losses: Sequence[float | None]) -> float | None:
+def lowest(
+    exponents: Sequence[float], losses: Sequence[float | None], classes: int
+) -> float | None:
     """Return log2 of the best rate, by a parabola through the logarithms of all losses within
-    `AROUND` octaves of the lowest; None if the lowest is at an end of the grid."""
+    `AROUND` octaves of the lowest; None if the lowest is at an end of the grid, or above
+    `LEARNT` of the loss of guessing among `classes`."""
     values = np.array([np.nan if loss is None else loss for loss in losses], np.float64)
     heights = np.log(np.where(np.isfinite(values), values, np.nanmax(values)))
     k = int(heights.argmin())
-    if k in (0, len(heights) - 1):
+    if k in (0, len(heights) - 1) or values[k] > LEARNT * np.log(classes):
         return None
     off = np.subtract(exponents, exponents[k])
     near = np.abs(off) <= AROUND
@@ -84,11 +89,11 @@ def lowest(exponents: Sequence[float], losses: Sequence[float | None]) -> float 
     return float(exponents[k] + np.clip(vertex, -AROUND, AROUND))
 
 
-def rule(rows: Sequence[Row]) -> dict[str, Any]:
+def rule(rows: Sequence[Row], classes: int) -> dict[str, Any]:
     """Estimate the slope of log(best rate) over log(uses), a line for each seed."""
     best: dict[int, dict[int, float | None]] = {}
     for row in rows:
-        found = lowest(row["log2_rates"], row["losses"])
+        found = lowest(row["log2_rates"], row["losses"], classes)
         best.setdefault(row["seed"], {})[row["uses"]] = found
     uses = list(next(iter(best.values())))
     slopes, products = [], []
@@ -101,8 +106,12 @@ def rule(rows: Sequence[Row]) -> dict[str, Any]:
         "slope": estimate(slopes),
         "log2_product": estimate(products),
         "outside": sum(value is None for own in best.values() for value in own.values()),
-        "log2_rates": {str(u): estimate([own[u] for own in best.values()]) for u in uses},
+        "log2_rates": {str(u): estimate(_known(own[u] for own in best.values())) for u in uses},
     }
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
 
 
 # --- Rivals --------------------------------------------------------------------------------------
@@ -229,7 +238,8 @@ class Recurrent(Study):
     a delay, or reads digits of 4 by 4 pixels with blank steps after each pixel. The number of steps
     and the schedule (linear, to zero) are fixed; the rate of the matrix and the number of its uses
     vary; Adam trains the rest at a fixed rate. A seed's best rate is the lowest point of a parabola
-    through the logarithms of its held-out losses. The slope of log(best rate) over log(uses) has
+    through the logarithms of its held-out losses; it has none at the end of the grid, or where all
+    losses are above 0.9 of that of guessing. The slope of log(best rate) over log(uses) has
     Student's 95 % interval over seeds.
 
     `rivals`: copy memory and adding, at constant rates until the mean loss of 50 steps is below a
@@ -310,7 +320,7 @@ class Recurrent(Study):
             return [row for row in rows if row["part"] == part and row["task"] == task]
 
         return {
-            RULE: {task: rule(of(RULE, task)) for task in self.tasks},
+            RULE: {task: rule(of(RULE, task), TASKS[task](16).classes) for task in self.tasks},
             RIVALS: {task: rivals(of(RIVALS, task)) for task in self.rival_tasks},
         }
 

@@ -117,9 +117,11 @@ def test_loss_matches_plain_loop(name):
 def test_lowest_point_of_parabola():
     grid = np.arange(-10, -2) / 2
     losses = np.exp(0.3 * (grid + 2.8) ** 2)
-    assert lowest(grid.tolist(), losses.tolist()) == pytest.approx(-2.8)
-    assert lowest([-2.0, -1.0, 0.0], [1.0, 2.0, 3.0]) is None
-    assert lowest([-2.0, -1.0, 0.0], [2.0, 1.0, None]) == pytest.approx(-1)
+    assert lowest(grid.tolist(), losses.tolist(), 8) == pytest.approx(-2.8)
+    assert lowest([-2.0, -1.0, 0.0], [1.0, 2.0, 3.0], 8) is None
+    assert lowest([-2.0, -1.0, 0.0], [2.0, 1.0, None], 8) == pytest.approx(-1)
+    # Guessing among eight letters has the loss 2.08: nothing is learnt.
+    assert lowest([-2.0, -1.0, 0.0], [2.1, 1.9, 2.1], 8) is None
 
 
 def test_rule_recovers_known_slope():
@@ -130,7 +132,7 @@ def test_rule_recovers_known_slope():
         for seed, slope in enumerate((-1.1, -0.9))
         for uses in (16, 64, 256)
     ]  # fmt: skip
-    found = rule(rows)
+    found = rule(rows, 20)
     assert found["slope"]["mean"] == pytest.approx(-1)
     assert found["slope"]["interval"] == pytest.approx([-1 - 1.27062, -1 + 1.27062], rel=1e-5)
     assert found["log2_product"]["mean"] == pytest.approx(-1)
