@@ -232,11 +232,20 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
         return " to ".join(f"{rivals[delay][method]['rate']:g}" for delay in delays)
 
     tried = {r["task"]: r["tried"] for r in record["rows"] if r.get("method") == "Orthogonal"}
-    both = [
+    shared = [
         rate
         for k, rate in enumerate(tried[delays[0]]["rates"])
-        if all(tried[delay]["solved_steps"][k] for delay in delays)
+        if all(tried[task]["solved_steps"][k] for task in (*delays, "adding"))
     ]
+    adding = rivals["adding"]
+    free = next(
+        row["tried"]
+        for row in record["rows"]
+        if (row.get("method"), row["task"]) == ("Adam", "adding")
+    )
+    slow, steps = next(
+        (r, n) for r, n in zip(free["rates"], free["solved_steps"], strict=True) if n
+    )
     return [
         f"{slopes['recall']} for letters, {slopes['digits']} for digits".replace("-", "−"),
         *(
@@ -247,7 +256,10 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
             )
             for name in rivals["digits"]
         ),
-        f"{min(both):g} to {max(both):g}",
+        f"{min(shared):g} to {max(shared):g}",
+        shown(rivals["copy-300"]["Orthogonal"]["beyond_adam"]["solved_steps"], ".0f"),
+        f"Adam's best on the sixth seed, {adding['Adam']['rate']:g}, diverges",
+        f"({slow:g} takes {steps:,} steps",
         f"Adam's best falls from {rates('Adam')}, expRNN's from {rates('expRNN')}",
     ]
 
