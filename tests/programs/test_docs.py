@@ -15,7 +15,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from docs import coverage, excerpts, links, references, thumbnails
-from studies import claims
+from studies import STUDIES, claims
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -100,6 +100,22 @@ def test_undocumented_names_are_detected(tmp_path):
         "manifoldmuon.testing has no __all__",
         "manifoldmuon.testing has no docstring",
     ]
+
+
+def test_named_files_and_commands_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
+    ours = "benchmarks|docs|examples|manifoldmuon|studies|tests"
+    missing = {path for path in re.findall(rf"`((?:{ours})/[\w./-]+)`", text)
+               if not (ROOT / path).exists()}  # fmt: skip
+    for name in set(re.findall(rf"python -m ((?:{ours})[\w.]*)", text)):
+        path = ROOT / name.replace(".", "/")
+        if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
+            missing.add(name)
+    missing |= set(re.findall(r"python -m studies ([a-z][\w-]*)", text)) - {*STUDIES, "check"}
+    files = {path.stem for path in (ROOT / "benchmarks").glob("[a-z]*.py")}
+    missing |= set(re.findall(r"python -m benchmarks ([a-z]\w*)", text)) - files
+    assert not missing
 
 
 def test_every_page_is_in_navigation():
