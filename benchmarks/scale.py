@@ -40,8 +40,14 @@ from studies.records import plain
 NAMES = (ADAM, MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
 DTYPES = ("float32", "bfloat16")
 # At full effort programs compile for minutes, mostly searching for the fastest tiling of each
-# product. Reduced effort skips the search, and overlaps no collectives with products.
-EFFORTS = {"reduced": -0.5, "full": 0.0}
+# product. Reduced effort skips the search, and overlaps no collectives with products. JAX 0.12
+# renamed the option.
+REDUCED = (
+    {"exec_time_optimization_effort": -0.5}
+    if "jax_exec_time_optimization_effort" in jax.config.values
+    else {"optimization_level": "O1"}
+)
+EFFORTS = {"reduced": REDUCED, "full": None}
 KEYS = ("row", "dtype", "effort", "optimizer")
 TOKENS = 16384
 UTILISATION = 0.5
@@ -157,7 +163,7 @@ ROWS = {
 
 
 def compiled(
-    row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: float
+    row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: Any
 ) -> Any:
     """Compile the step, `update` and `apply_updates`, with donated parameters and state."""
     mesh, shapes = row.mesh(topology.devices), row.shapes
@@ -172,14 +178,13 @@ def compiled(
         step_of(tx),
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda x: x.sharding, (params, state)),
-        # 0 is the default. JAX 0.12's compilers for CPUs do not know the option.
-        compiler_options={"exec_time_optimization_effort": effort} if effort else None,
+        compiler_options=effort,
     )
     with jax.set_mesh(mesh):
         return program.lower(params, state, params).compile()
 
 
-def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: float) -> dict:
+def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: Any) -> dict:
     """Return the work of one chip in a step, or the compiler's error."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
