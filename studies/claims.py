@@ -24,6 +24,7 @@ SCALE = "docs/benchmarks/results/scale.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
 FLOWS = "docs/lab/results/flows.json"
+CONVOLUTIONS = "docs/lab/results/flows-convolutions.json"
 TRANSFORMERS = "docs/lab/results/transformers-{}.json"
 SIZES = "small", "middle", "large"
 
@@ -109,7 +110,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             line for name, line in proved.items() if name != "Björck + Adam"
         ],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
-        "docs/flows.md": _flows(read(FLOWS)),
+        "docs/flows.md": [*_flows(read(FLOWS)), *_convolutions(read(CONVOLUTIONS))],
         "docs/recurrent.md": _recurrent(read(RECURRENT)),
         "docs/swap-muon.md": [
             f"| {_span(unstacked, part, drop_in)}; stacked {_span(stacked, part, drop_in)}"
@@ -294,3 +295,14 @@ def _job(record: Mapping[str, Any], optimizer: str) -> str:
         small(row["gap"]), f"{row['milliseconds']:.2f}", _bound(row),
     )  # fmt: skip
     return re.sub(r"\|  (?=\|)", "| ", _row(*cells))
+
+
+def _convolutions(record: Mapping[str, Any]) -> list[str]:
+    """Format the range of the methods, and the largest bound of spectral normalisation."""
+    *methods, _ = record["summary"].items()
+    bits = [own["bits"]["mean"] for _, own in methods]
+    bounds = [own["largest_bound"] for name, own in methods if "spectral norm" in name]
+    return [
+        f"{min(bits):.3f} to {max(bits):.3f}",
+        f"bounds of spectral normalisation reach {max(bounds):.2f}",
+    ]
