@@ -110,7 +110,7 @@ def map_leaves(
             continue
         entry, path = places.values[place], places.paths[place]
         if not jnp.size(arrays[0]):
-            filled[place] = jnp.zeros_like(arrays[0])
+            filled[place] = jnp.asarray(arrays[0])  # no numbers, and its sharding
         elif select is not None and not select(manifold_of(entry)):
             filled[place] = jnp.asarray(arrays[1]).astype(jnp.result_type(arrays[0]))
         elif carried is not None and path not in carried:
