@@ -143,7 +143,7 @@ def _cheaper_muon(panel: Axes) -> None:
     values = [float(cells[name].removesuffix(" %")) for name in names.values()]
     bars = panel.barh(list(names), values, color=[GREY, ORANGE, BLUE])
     panel.bar_label(bars, fmt="{:g} %", padding=3)
-    panel.set(xlim=(0, 38), xlabel="added to a step")
+    panel.set(xlim=(0, 24), xlabel="added to a step")
     panel.invert_yaxis()
 
 

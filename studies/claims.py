@@ -20,7 +20,6 @@ DIGITS = "studies/results/digits.json"
 FORTY = "studies/results/digits-40-seeds.json"
 PROOFS = "docs/lab/results/certified-mnist.json"
 STEPS = "docs/benchmarks/results/steps.json"
-SCALE = "docs/benchmarks/results/scale.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
 FLOWS = "docs/lab/results/flows.json"
@@ -55,10 +54,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
     unstacked = [row for row in read(STEPS)["rows"] if not row["stacked"]]
     stacked = [row for row in read(STEPS)["rows"] if row["stacked"]]
     drop_in, fastest = "contrib.optax_muon", "contrib.optax_muon, TRAINING_MSIGN"
-    scale = [
-        _overheads((root / OVERHEADS).read_text(encoding="utf-8")),
-        f"Optax moves {_full_effort(read(SCALE))} of the bytes",
-    ]
+    scale = _overheads((root / OVERHEADS).read_text(encoding="utf-8"))
     losses = {size: read(TRANSFORMERS.format(size)) for size in (*SIZES, "long", "more")}
     small, middle, large = (_beyond_muon(losses[size], size, "MuonH") for size in SIZES)
     best = max(
@@ -74,7 +70,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             f"({_span(stacked, 'seconds', drop_in)} and"
             f" {_span(stacked, 'compile_seconds', drop_in)} where layers are stacked already",
             f"`method=TRAINING_MSIGN` {_span(unstacked, 'seconds', fastest)} of the time",
-            *scale,
+            scale,
             *(
                 _row(row["label"], accuracy[name], f"{row['milliseconds']:.2f}", bound[name])
                 for name, row in forty["summary"].items()
@@ -99,7 +95,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             f"Muon {accuracy['muon']} with {bound['muon']}",
             f"AdamW {accuracy['adamw']} with {bound['adamw']}",
             f"{lead['muon']} and {lead['adamw']} points",
-            *scale,
+            scale,
             f"on two CPU cores: {_span(unstacked, 'seconds', drop_in)} of the time,"
             f" {_span(unstacked, 'compile_seconds', drop_in)} of the compile time",
             f"lead tuned Muon by {small.removeprefix('−')} nats at the smallest size",
@@ -196,17 +192,6 @@ def _overheads(table: str) -> str:
         f"adds {cells['optax.contrib.muon']} to forward and backward pass, `optim.muon`"
         f" {cells['muon']}, `manifold_muon` {low.removesuffix(' %')} to {high}"
     )
-
-
-def _full_effort(record: Mapping[str, Any]) -> str:
-    """Format the bytes that Optax's Muon moves at full effort over those at reduced effort."""
-    moved = {
-        (cell["optimizer"], cell["effort"]): cell["moved"]
-        for cell in record["cells"]
-        if cell["row"] == "0.1B-8" and cell["dtype"] == "float32"
-    }
-    name = "optax.contrib.muon"
-    return f"{moved[name, 'full'] / moved[name, 'reduced']:.2f}"
 
 
 def _recurrent(record: Mapping[str, Any]) -> list[str]:
