@@ -163,7 +163,7 @@ ROWS = {
 
 
 def compiled(
-    row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, effort: Any
+    row: Row, topology: Any, dtype: str, tx: optax.GradientTransformation, options: Any = None
 ) -> Any:
     """Compile the step, `update` and `apply_updates`, with donated parameters and state."""
     mesh, shapes = row.mesh(topology.devices), row.shapes
@@ -178,18 +178,18 @@ def compiled(
         step_of(tx),
         donate_argnums=(0, 1),
         out_shardings=jax.tree.map(lambda x: x.sharding, (params, state)),
-        compiler_options=effort,
+        compiler_options=options,
     )
     with jax.set_mesh(mesh):
         return program.lower(params, state, params).compile()
 
 
-def measure(row: Row, dtype: str, tx: optax.GradientTransformation, effort: Any) -> dict:
+def measure(row: Row, dtype: str, tx: optax.GradientTransformation, options: Any) -> dict:
     """Return the work of one chip in a step, or the compiler's error."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
-        program = compiled(row, topology, dtype, tx, effort)
+        program = compiled(row, topology, dtype, tx, options)
     except jax.errors.JaxRuntimeError as error:
         return {"error": str(error).splitlines()[0]}
     seconds = {

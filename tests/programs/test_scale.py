@@ -174,7 +174,7 @@ def test_experts_are_counted_and_not_gathered():
     attention, expert = 2 * 4 * 64**2, 2 * 2 * 64 * 32
     assert (row.parameters, row.taken) == (attention + 8 * expert, attention + 2 * expert)
     chips: Any = types.SimpleNamespace(devices=jax.devices()[:8])
-    text = compiled(row, chips, "float32", optimizers()["muon"], 0.0).as_text()
+    text = compiled(row, chips, "float32", optimizers()["muon"]).as_text()
     assert text.count(" all-to-all(") > 0
     assert "all-gather" not in text
 
