@@ -126,6 +126,7 @@ LONGEST = {"recall": 256}
 RIVAL_TASKS: dict[str, Callable[[], Task]] = {
     "copy-100": functools.partial(copy, 100),
     "copy-300": functools.partial(copy, 300),
+    "copy-1000": functools.partial(copy, 1000),
     "adding": functools.partial(adding, 200),
     "digits": functools.partial(pixels, load_digits, np.pi, 8, 64),
     "MNIST": functools.partial(pixels, load_mnist, 0.3, 28, 784),
