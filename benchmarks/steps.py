@@ -102,20 +102,21 @@ def step_of(tx: optax.GradientTransformation) -> Step:
     return step
 
 
-def measure(layers: int, width: int, stacked: bool, rounds: int, names: list[str]) -> dict:
+def measure(
+    params: Any,
+    grads: Any,
+    candidates: dict[str, optax.GradientTransformation],
+    rounds: int,
+) -> dict[str, dict[str, float]]:
     """Measure a tree: seconds of a step and of its compilation, by optimizer."""
-    params, grads = tree(layers, width, stacked), tree(layers, width, stacked, seed=1)
     compiled, functions = {}, {}
-    for name, tx in optimizers().items():
-        if name not in names:
-            continue
+    for name, tx in candidates.items():
         state, step = tx.init(params), jax.jit(step_of(tx))
         start = time.perf_counter()
         jax.block_until_ready(step(params, state, grads))
         compiled[name] = time.perf_counter() - start
         functions[name] = functools.partial(step, params, state, grads)
-    row = {"layers": layers, "width": width, "stacked": stacked}
-    return row | timed(functions, rounds) | {"compile_seconds": compiled}
+    return timed(functions, rounds) | {"compile_seconds": compiled}
 
 
 def title(row: dict) -> str:
@@ -146,10 +147,12 @@ def main(argv: list[str] | None = None) -> None:
                    help="which of the trees (default: all)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=list(optimizers()), metavar="NAME")
     options = parse(p, argv, beside=(".md",))
-    rows = [
-        measure(*TREES[i], rounds=options.rounds, names=options.only)
-        for i in tqdm(options.trees, unit="tree")
-    ]
+    candidates = {name: tx for name, tx in optimizers().items() if name in options.only}
+    rows = []
+    for layers, width, stacked in tqdm([TREES[i] for i in options.trees], unit="tree"):
+        params, grads = tree(layers, width, stacked), tree(layers, width, stacked, seed=1)
+        row = {"layers": layers, "width": width, "stacked": stacked}
+        rows.append(row | measure(params, grads, candidates, options.rounds))
     save_with_table(options, {"rounds": options.rounds, "rows": rows}, table(rows))
 
 

@@ -56,3 +56,10 @@ def test_accelerator_benchmark_counts_products(tmp_path, capsys):
     counted = row["flops_per_second"]["sign"] * row["seconds"]["sign"]
     assert counted == pytest.approx(2 * 2 * 4 * (2 * 16 * 16 * 32 + 16**3))
     assert row["flops_per_second"]["product"] > 0
+
+
+def test_accelerator_benchmark_steps_in_bfloat16(monkeypatch):
+    monkeypatch.setattr(accelerator, "NAMES", ("optax.contrib.muon", "muon"))
+    row = accelerator.measure_gpt(16, "bfloat16", rounds=1)
+    assert row["dtype"] == "bfloat16"
+    assert row["seconds"].keys() == {"optax.contrib.muon", "muon", "optax.adamw"}
