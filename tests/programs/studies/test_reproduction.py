@@ -132,7 +132,8 @@ def test_weight_erasure_measures_letter(monkeypatch):
     study = WeightErasure(runs=("gradient:0.5", "dualized:0.5:all"), widths=(8,), width=8, steps=4)
     record = run_study(study)
     ranks, run, _ = record["rows"]
-    assert 1 <= ranks["gradient"][0] <= ranks["converged"][0] <= 8
+    rounding = 64 * np.finfo(np.float32).eps  # of the sum of 64 squares
+    assert 1 <= ranks["gradient"][0] <= ranks["converged"][0] <= 8 * (1 + rounding)
     assert run["step"] == [0, 2, 4]
     assert (run["auc"][0], run["ratio"][0], run["stable_rank"][0]) == (1.0, 0.0, None)
     assert run["stable_rank"][1] >= 1 - 1e-6
