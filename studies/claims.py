@@ -284,11 +284,13 @@ def _job(record: Mapping[str, Any], optimizer: str) -> str:
 
 
 def _convolutions(record: Mapping[str, Any]) -> list[str]:
-    """Format the range of the methods, and the largest bound of spectral normalisation."""
-    *methods, _ = record["summary"].items()
+    """Format the range of the methods, the Gaussian's bits beyond spectral normalisation with Adam,
+    and the largest bound of spectral normalisation."""
+    *methods, (_, gaussian) = record["summary"].items()
     bits = [own["bits"]["mean"] for _, own in methods]
     bounds = [own["largest_bound"] for name, own in methods if "spectral norm" in name]
     return [
         f"{min(bits):.3f} to {max(bits):.3f}",
+        f"clear of the Gaussian, by {shown(gaussian['beyond'], '.3f')}",
         f"bounds of spectral normalisation reach {max(bounds):.2f}",
     ]
