@@ -21,8 +21,9 @@ from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table, timed
 from benchmarks._passes import multiplications
+from benchmarks.first_step import transformation
 from benchmarks.solvers import accuracy
-from benchmarks.steps import MUON, RATE, measure, optimizers, tree
+from benchmarks.steps import MUON, measure, tree
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from studies.display import markdown_table
 from studies.program import parse
@@ -53,10 +54,9 @@ def measure_gpt(width: int, dtype: Any, rounds: int) -> dict[str, Any]:
 
     def on_layers(tx: optax.GradientTransformation) -> optax.GradientTransformation:
         labels = {"layers": "layers", "embedding": "embedding"}
-        return optax.partition({"layers": tx, "embedding": optax.adamw(RATE)}, labels)
+        return optax.partition({"layers": tx, "embedding": transformation(ADAM)}, labels)
 
-    layers = optimizers() | {ADAM: optax.adamw(RATE)}
-    candidates = {name: on_layers(layers[name]) for name in (*NAMES, ADAM)}
+    candidates = {name: on_layers(transformation(name)) for name in (*NAMES, ADAM)}
     row = {"width": width, "dtype": jnp.dtype(dtype).name}
     return row | measure(draw(0), draw(1), candidates, rounds)
 
