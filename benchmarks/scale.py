@@ -1,6 +1,6 @@
 """Work, traffic and memory of one step on TPU slices, for up to 64 billion parameters.
 
-    pip install "manifoldmuon[tpu]"    # the compiler; no TPU is needed
+    pip install '.[tpu]'    # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*
 
 Nothing runs: the TPU's own compiler compiles the programs, and their costs are read from them. The
@@ -303,7 +303,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     given = parse(p, argv, resumes=True)
     if importlib.util.find_spec("libtpu") is None:
-        print("scale: skipped, for want of the TPU's compiler; pip install 'manifoldmuon[tpu]'")
+        print("scale: skipped, for want of the TPU's compiler; pip install '.[tpu]'")
         return
     compile_without_tpus()
     jax.config.update("jax_platforms", "cpu")

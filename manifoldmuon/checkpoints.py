@@ -1,4 +1,4 @@
-"""Checkpoints that resume bit for bit or are refused; needs `manifoldmuon[checkpoints]`."""
+"""Checkpoints that resume bit for bit or are refused; needs Orbax, the extra `checkpoints`."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from jaxtyping import Array, UInt32
 
 import manifoldmuon
 from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.optim import Table
 
 try:
     import orbax.checkpoint as ocp
 except ImportError as error:
-    raise ImportError(
-        "manifoldmuon.checkpoints needs Orbax: pip install 'manifoldmuon[checkpoints]'"
-    ) from error
+    raise missing_extra("manifoldmuon.checkpoints", "Orbax", "checkpoints") from error
 try:
     import fcntl
 except ImportError:  # Windows

@@ -5,53 +5,61 @@
 with a `study.py`; `studies.study` explains how to add a study.
 """
 
-from studies.agd import AutomaticDescent
-from studies.certified.study import CertifiedNetworks
-from studies.critics import Critics
-from studies.digits.study import Digits
-from studies.fine_tuning import FineTuning
-from studies.flows import Flows
-from studies.gpt.study import CharacterGPT
-from studies.momentum_bits import MomentumBits
-from studies.newton_schulz import NewtonSchulzDesigner
-from studies.plasticity import Plasticity
-from studies.recurrent.study import Recurrent
-from studies.reproduction.hello_mnist import HelloMNIST
-from studies.reproduction.hello_world import HelloWorld
-from studies.reproduction.manifold_cifar import ManifoldCIFAR
-from studies.reproduction.weight_erasure import WeightErasure
-from studies.retractions.study import RetractionLaboratory
+import ast
+import importlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
 from studies.run import run_study
-from studies.solvers import SolverShootOut
 from studies.study import Study, option
-from studies.torch_layers import TorchLayers
-from studies.transfer.study import LearningRateTransfer
-from studies.transformers.study import Transformers
 
-_ALL: tuple[type[Study], ...] = (
-    Digits,
-    RetractionLaboratory,
-    SolverShootOut,
-    NewtonSchulzDesigner,
-    LearningRateTransfer,
-    Transformers,
-    MomentumBits,
-    Plasticity,
-    CertifiedNetworks,
-    FineTuning,
-    Recurrent,
-    Critics,
-    Flows,
-    TorchLayers,
-    HelloWorld,
-    HelloMNIST,
-    CharacterGPT,
-    ManifoldCIFAR,
-    AutomaticDescent,
-    WeightErasure,
-)
+_CLASSES = {
+    "digits": "digits.study:Digits",
+    "retractions": "retractions.study:RetractionLaboratory",
+    "solvers": "solvers:SolverShootOut",
+    "newton-schulz": "newton_schulz:NewtonSchulzDesigner",
+    "transfer": "transfer.study:LearningRateTransfer",
+    "transformers": "transformers.study:Transformers",
+    "momentum-bits": "momentum_bits:MomentumBits",
+    "plasticity": "plasticity:Plasticity",
+    "certified": "certified.study:CertifiedNetworks",
+    "fine-tuning": "fine_tuning:FineTuning",
+    "recurrent": "recurrent.study:Recurrent",
+    "critics": "critics.study:Critics",
+    "flows": "flows:Flows",
+    "torch-layers": "torch_layers:TorchLayers",
+    "hello-world": "reproduction.hello_world:HelloWorld",
+    "hello-mnist": "reproduction.hello_mnist:HelloMNIST",
+    "gpt": "gpt.study:CharacterGPT",
+    "manifold-cifar": "reproduction.manifold_cifar:ManifoldCIFAR",
+    "agd": "agd:AutomaticDescent",
+    "weight-erasure": "reproduction.weight_erasure:WeightErasure",
+}
 
-STUDIES: dict[str, type[Study]] = {study.name: study for study in _ALL}
+
+class _Studies(Mapping[str, type[Study]]):
+    """The studies by command name; a study is imported when it is looked up."""
+
+    def __getitem__(self, name: str) -> type[Study]:
+        module, _, cls = _CLASSES[name].partition(":")
+        return getattr(importlib.import_module(f"studies.{module}"), cls)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_CLASSES)
+
+    def __len__(self) -> int:
+        return len(_CLASSES)
+
+    def question(self, name: str) -> str:
+        """Return the first line of a study's docstring, read from its source without an import."""
+        module, _, cls = _CLASSES[name].partition(":")
+        path = Path(__file__).parent.joinpath(*module.split(".")).with_suffix(".py")
+        found = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        (node,) = (x for x in found if isinstance(x, ast.ClassDef) and x.name == cls)
+        return (ast.get_docstring(node) or "").partition("\n")[0]
+
+
+STUDIES = _Studies()
 """All studies by command name."""
 
 __all__ = ["STUDIES", "Study", "option", "run_study"]

@@ -8,7 +8,7 @@ python -m studies check
 import sys
 from collections.abc import Sequence
 
-from studies import STUDIES, check
+from studies import STUDIES
 from studies.command import command
 
 
@@ -17,10 +17,12 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         width = max(map(len, STUDIES))
         print("usage: python -m studies NAME [--help | OPTIONS], or check\n\nThe studies:")
-        for name, study in STUDIES.items():
-            print(f"  {name:{width}}  {(study.__doc__ or '').splitlines()[0]}")
+        for name in STUDIES:
+            print(f"  {name:{width}}  {STUDIES.question(name)}")
         return 0
     if argv[0] == "check":
+        from studies import check  # imports every study
+
         return check.main()
     if argv[0] not in STUDIES:
         print(f"error: no study {argv[0]!r}; there are {', '.join(STUDIES)}", file=sys.stderr)

@@ -45,6 +45,10 @@ def command(study: type[Study], argv: Sequence[str]) -> int:
         return _measure(study(**settings), out or _free(study.name, overwrite), overwrite, jobs)
     except (ValueError, OSError, DatasetError, BrokenProcessPool) as error:
         p.error(str(error))
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        extra = "flax,studies" if package == "flax" else "studies"
+        p.error(f"{study.name} needs {package}: pip install -e '.[{extra}]' from the root")
 
 
 def _free(name: str, overwrite: bool) -> Path:

@@ -47,7 +47,7 @@ assert max(mm.optim.monitor_distance(geometry, after).values()) < 1e-5
 try:
     import manifoldmuon.checkpoints
 except ImportError as error:
-    assert "pip install 'manifoldmuon[checkpoints]'" in str(error)
+    assert "pip install '.[checkpoints]'" in str(error)
 else:
     raise AssertionError("Orbax has come along")
 print("a step on the Stiefel manifold:", float(loss(params)), "->", float(loss(after)))

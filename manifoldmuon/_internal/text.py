@@ -1,4 +1,4 @@
-"""Trees and tables as text."""
+"""Text that users read: trees, tables, and what to install."""
 
 from __future__ import annotations
 
@@ -15,6 +15,13 @@ class Printed:
 
     def _repr_html_(self) -> str:
         return f"<pre>{html.escape(str(self))}</pre>"
+
+
+def missing_extra(what: str, package: str, extra: str) -> ImportError:
+    """Return the error of an import that needs an extra of this package."""
+    return ImportError(
+        f"{what} needs {package}: pip install '.[{extra}]' from the root of the source"
+    )
 
 
 def align(rows: Sequence[tuple[str, ...]]) -> str:

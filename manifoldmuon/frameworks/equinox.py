@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import equinox as eqx
 import jax
 
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold
+
+try:
+    import equinox as eqx
+except ImportError as error:
+    raise missing_extra("manifoldmuon.frameworks.equinox", "Equinox", "equinox") from error
 
 __all__ = ["geometry"]
 

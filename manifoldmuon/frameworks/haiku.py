@@ -6,12 +6,17 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import haiku as hk
 import jax
 
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import KERNEL, REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Layout, Manifold
+
+try:
+    import haiku as hk
+except ImportError as error:
+    raise missing_extra("manifoldmuon.frameworks.haiku", "Haiku", "haiku") from error
 
 __all__ = ["geometry"]
 

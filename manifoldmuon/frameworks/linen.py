@@ -6,13 +6,18 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import flax.linen as nn
 import jax
 
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, axes
 from manifoldmuon.manifolds import Manifold
+
+try:
+    import flax.linen as nn
+except ImportError as error:
+    raise missing_extra("manifoldmuon.frameworks.linen", "Flax", "flax") from error
 
 __all__ = ["geometry"]
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flax import nnx
-
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, Role
 from manifoldmuon.manifolds import Euclidean, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS
+
+try:
+    from flax import nnx
+except ImportError as error:
+    raise missing_extra("manifoldmuon.frameworks.nnx", "Flax", "flax") from error
 
 __all__ = ["geometry", "lora_geometry"]
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.modules import Add, Atom, Compose, Concatenate, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
 
@@ -215,9 +216,7 @@ def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Entry, bytes]:
     try:
         from safetensors.numpy import save
     except ImportError as error:
-        raise ImportError(
-            "robustness.export needs safetensors: pip install 'manifoldmuon[certificates]'"
-        ) from error
+        raise missing_extra("robustness.export", "safetensors", "certificates") from error
     data = save({name: np.ascontiguousarray(array) for name, array in arrays.items()})
     # Name dtypes as in the file's header.
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

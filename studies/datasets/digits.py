@@ -43,7 +43,8 @@ def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
         from sklearn.datasets import load_digits as load
     except ImportError:
         raise DatasetError(
-            "the digits ship inside scikit-learn: pip install 'manifoldmuon[studies]'"
+            "the digits ship inside scikit-learn: pip install '.[studies]' from the root of the "
+            "source"
         ) from None
     images, labels = load(return_X_y=True)
     pixels = images.reshape(-1, 8, 8).astype(np.float32) / np.float32(16)

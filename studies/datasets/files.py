@@ -108,7 +108,7 @@ def _pooch():
         import pooch
     except ImportError:
         raise DatasetError(
-            "the cache and downloads need pooch: pip install 'manifoldmuon[studies]', or set "
-            f"{_VARIABLE} to a folder with the files"
+            "the cache and downloads need pooch: pip install '.[studies]' from the root of the "
+            f"source, or set {_VARIABLE} to a folder with the files"
         ) from None
     return pooch

@@ -12,17 +12,8 @@ import scipy.stats
 from flax import nnx
 
 from studies import run_study
-from studies.critics import (
-    METHODS,
-    OURS,
-    PROBLEMS,
-    Bjorck,
-    Critic,
-    Critics,
-    measure,
-    network,
-    training,
-)
+from studies.critics.networks import NETWORKS, Bjorck, Critic, training
+from studies.critics.study import METHODS, OURS, PROBLEMS, Critics, measure, network
 
 ROUNDING = 1e-4
 """Relative error allowed for networks evaluated in float32."""
@@ -103,14 +94,14 @@ def test_optimal_linear_critic_attains_everything(length):
 
 @pytest.fixture(scope="module", params=list(METHODS))
 def trained(request):
-    """Return a method and the layers of a critic after fifty steps."""
+    """Return a method's name, the method, and the layers of a critic after fifty steps."""
     method = METHODS[request.param]
     rate, sizes = 2.0**method.log2_rate, ((2, 8, 8, 8), 50, 32)
-    return method, training(request.param, *sizes)(5, rate, PROBLEMS["tori"])
+    return request.param, method, training(request.param, *sizes)(5, rate, PROBLEMS["tori"])
 
 
 def test_constant_is_product_of_singular_values(trained):
-    method, layers = trained
+    _, method, layers = trained
     found = measure(method, layers, PROBLEMS["tori"], jax.random.key(6))
     norms = [np.linalg.norm(np.asarray(kernel, np.float64), 2) for kernel, _ in layers]
     np.testing.assert_allclose(found["proved"], np.prod(norms), rtol=1e-8)
@@ -121,8 +112,8 @@ def test_constant_is_product_of_singular_values(trained):
 
 
 def test_constrained_kernels_have_norm_one(trained):
-    method, layers = trained
-    exact = method.layer in (Bjorck, METHODS[OURS].layer)
+    name, method, layers = trained
+    exact = NETWORKS[name][0] in (Bjorck, NETWORKS[OURS][0])
     for kernel, _ in layers if not method.penalty else ():
         values = np.linalg.svd(np.asarray(kernel, np.float64), compute_uv=False)
         # Power iteration underestimates the norm; ten percent is far above its error here.
@@ -132,7 +123,7 @@ def test_constrained_kernels_have_norm_one(trained):
 @pytest.mark.parametrize("name", list(METHODS))
 def test_network_is_critic(name):
     method = METHODS[name]
-    critic = Critic((2, 4, 4), method.layer, method.activation, nnx.Rngs(7))
+    critic = Critic((2, 4, 4), NETWORKS[name][0], method.activation, nnx.Rngs(7))
     x = jax.random.normal(jax.random.key(8), (5, 2))
     for k, layer in enumerate(critic.layers):
         inner = getattr(layer, "layer_instance", layer)

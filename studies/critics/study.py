@@ -1,36 +1,25 @@
-"""Wasserstein critics: the share of a known distance that a Lipschitz network attains."""
+"""Wasserstein critics: laws, evaluation, settings and table."""
 
 import dataclasses
 import functools
 import itertools
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from flax import nnx
 from jaxtyping import Array, Float
 
 from manifoldmuon.bounds import L2, NormBound, bound
-from manifoldmuon.frameworks.nnx import geometry
-from manifoldmuon.manifolds import Stiefel
-from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.modules import Bias, GroupSort, Linear, Module, ReLU
-from manifoldmuon.norms import Lipschitz
-from manifoldmuon.optim import manifold_muon
-from studies.certified.methods import METHODS as PARAMETRISATIONS
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import estimate, half_width, shown
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
 OURS = "manifold Muon"
-BIASES = 0.1
-"""The rate of Adam for the biases over the rate of the kernels, on manifolds."""
-
 MEASURED = "fraction", "raw", "proved", "found", "milliseconds"
 
 SAMPLES, ROUNDS, KEPT = 2**15, 20, 128
@@ -70,118 +59,28 @@ PROBLEMS = {
 }  # fmt: skip
 
 
-def _linear(fan_in: int, fan_out: int, rngs: nnx.Rngs) -> nnx.Linear:
-    return nnx.Linear(fan_in, fan_out, kernel_init=nnx.initializers.orthogonal(), rngs=rngs)
-
-
-class Bjorck(nnx.Linear):
-    """A layer that orthonormalises its kernel, in place like `nnx.SpectralNorm`."""
-
-    method = PARAMETRISATIONS["Björck + Adam"]
-
-    def __init__(self, fan_in: int, fan_out: int, rngs: nnx.Rngs):
-        super().__init__(fan_in, fan_out, kernel_init=nnx.initializers.orthogonal(), rngs=rngs)
-        self.vector = nnx.BatchStat(self.method.begin(self.kernel[...])[1])
-
-    def __call__(self, inputs: Any) -> Any:
-        self.vector[...] = self.method.carried(self.kernel[...], self.vector[...])
-        self.kernel[...] = self.method.weight(self.kernel[...], self.vector[...])
-        return super().__call__(inputs)
-
-
-class Critic(nnx.Module):
-    """Layers of the given type, with an activation in between and one output."""
-
-    def __init__(self, widths: Sequence[int], layer: Any, activation: Any, rngs: nnx.Rngs):
-        self.layers = nnx.List([layer(*pair, rngs) for pair in itertools.pairwise((*widths, 1))])
-        self.activation = activation.forward
-
-    def __call__(self, x: Points) -> Float[Array, " n"]:
-        *hidden, last = self.layers
-        for layer in hidden:
-            x = self.activation(layer(x))
-        return last(x)[:, 0]
-
-
 @dataclasses.dataclass(frozen=True)
 class Method:
-    """A way to keep a critic Lipschitz.
+    """A way to keep a critic Lipschitz; `studies.critics.networks` has its layer and its optimizer.
 
     Attributes:
       log2_rate: log2 of the middle rate of the grid.
-      layer: builds a layer from fan-in, fan-out and `nnx.Rngs`.
-      optimizer: maps a schedule of the rate and the critic to an optimizer.
       activation: between layers.
       penalty: weight of the gradient penalty; a method with penalty proves no bound.
     """
 
     log2_rate: int
-    layer: Callable[..., Any]
-    optimizer: Callable[[Any, Any], optax.GradientTransformation]
     activation: Any = GroupSort(2)
     penalty: float = 0.0
 
 
-def _muon(rate: Any, critic: Critic) -> optax.GradientTransformation:
-    spaces = geometry(critic, Stiefel(Lipschitz(), solver=ProjectedPolar()))
-    biases = optax.adam(lambda step: BIASES * rate(step))
-    return manifold_muon(rate, spaces, rest=biases, track_gap=False)
-
-
-def _adam(b1: float, b2: float) -> Callable[[Any, Any], optax.GradientTransformation]:
-    return lambda rate, critic: optax.adam(rate, b1, b2)
-
-
-def _spectral_norm(fan_in: int, fan_out: int, rngs: nnx.Rngs) -> nnx.SpectralNorm:
-    return nnx.SpectralNorm(_linear(fan_in, fan_out, rngs), rngs=rngs)
-
-
 METHODS = {
-    OURS: Method(-4, _linear, _muon),
-    "Björck": Method(-6, Bjorck, _adam(0.9, 0.99)),
-    "spectral norm": Method(-8, _spectral_norm, _adam(0.0, 0.9), ReLU()),
-    "spectral norm, MaxMin": Method(-8, _spectral_norm, _adam(0.0, 0.9)),
-    "gradient penalty": Method(-8, _linear, _adam(0.0, 0.9), ReLU(), penalty=10.0),
+    OURS: Method(-4),
+    "Björck": Method(-6),
+    "spectral norm": Method(-8, ReLU()),
+    "spectral norm, MaxMin": Method(-8),
+    "gradient penalty": Method(-8, ReLU(), penalty=10.0),
 }
-
-
-@functools.lru_cache(maxsize=1)
-def training(name: str, widths: tuple[int, ...], steps: int, batch: int) -> Any:
-    """Compile a training; it returns weight (out, in) and bias of each layer, as used."""
-    method = METHODS[name]
-
-    def run(seed: Any, rate: Any, problem: Problem) -> Any:
-        key = jax.random.key(seed)
-        critic = Critic(widths, method.layer, method.activation, nnx.Rngs(key))
-        tx = method.optimizer(optax.linear_schedule(rate, 0.0, steps), critic)
-        graph, params, stats = nnx.split(critic, nnx.Param, ...)
-
-        def loss(params: Any, stats: Any, key: Any) -> Any:
-            critic, keys = nnx.merge(graph, params, stats, copy=True), jax.random.split(key, 3)
-            x = problem.pairs(keys[0], batch, widths[0])[0]
-            y = problem.pairs(keys[1], batch, widths[0])[1]
-            low, high = jnp.split(critic(jnp.concatenate([x, y])), 2)
-            value, stats = low.mean() - high.mean(), nnx.split(critic, nnx.Param, ...)[2]
-            if method.penalty:
-                between = x + jax.random.uniform(keys[2], (batch, 1)) * (y - x)
-                slopes = jnp.linalg.norm(jax.grad(lambda z: critic(z).sum())(between), axis=-1)
-                value += method.penalty * jnp.square(slopes - 1).mean()
-            return value, stats
-
-        def step(carry: Any, key: Any) -> Any:
-            params, stats, state = carry
-            grads, stats = jax.grad(loss, has_aux=True)(params, stats, key)
-            updates, state = tx.update(grads, state, params)
-            return (optax.apply_updates(params, updates), stats, state), None
-
-        keys = jax.random.split(jax.random.fold_in(key, 1), steps)
-        (params, stats, _), _ = jax.lax.scan(step, (params, stats, tx.init(params)), keys)
-        critic = nnx.merge(graph, params, stats)
-        critic(jnp.zeros((1, widths[0])))  # layers write the kernels that they use
-        layers = [getattr(layer, "layer_instance", layer) for layer in critic.layers]
-        return [(layer.kernel[...].mT, layer.bias[...]) for layer in layers]
-
-    return jax.jit(run).lower(0, 0.1, PROBLEMS["shift"]).compile()
 
 
 def network(activation: Module, layers: Any) -> tuple[Module, Any]:
@@ -246,6 +145,8 @@ def _tuned(name: str, problem: str, seed: int, octaves: tuple[int, ...], *sizes:
 
 
 def _trained(name: str, problem: str, seed: int, rate: float, *sizes: Any) -> dict[str, float]:
+    from studies.critics.networks import training  # needs Flax
+
     program, chosen = training(name, *sizes), PROBLEMS[problem]
     clock = time.process_time()
     layers = jax.block_until_ready(program(seed, rate, chosen))

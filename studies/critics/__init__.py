@@ -1,0 +1,1 @@
+"""Wasserstein critics: the share of a known distance that a Lipschitz network attains."""
