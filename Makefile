@@ -20,7 +20,7 @@ CODE := $(wildcard manifoldmuon manifoldmuon_verify studies examples benchmarks 
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help train reproduce test lint types unit laws ci coverage ends processors wheel docs records bench format clean
+.PHONY: help train reproduce test lint types unit laws installs ci coverage ends processors wheel docs records bench format clean
 
 help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -50,7 +50,11 @@ laws: $(VENV)/.dev  ## Check the laws with XLA's own flags, as users compile (th
 	@XLA_DEFAULTS=1 $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal --exhaustive \
 		tests/linalg/test_laws.py tests/norms tests/manifolds/test_laws.py tests/test_reliability.py
 
-ci:  ## Run everything that a change must pass: every case, the laws, records, documentation and wheel
+installs:  ## Run README's first command and each install line of the pages, in new environments
+	@$(PYTHON) tests/check_installs.py $(ARGS)
+
+ci:  ## Run everything that a change must pass: as a stranger, every case, laws, records, pages, wheel
+	@$(MAKE) installs
 	@$(MAKE) test PYTEST_ARGS=--exhaustive
 	@$(MAKE) laws
 	@$(MAKE) records

@@ -3,7 +3,8 @@
 #
 # A constrained matrix has three choices: the *set* that it lives on, the *solver* that finds the
 # steepest direction there, and the *retraction* that brings a step back. Each has a default. Here
-# is what each changes, on one matrix of 64 x 32.
+# is what each changes, on one matrix of 64 x 32. You need `pip install '.[studies]'`, which brings
+# the pictures.
 
 # %%
 import jax

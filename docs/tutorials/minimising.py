@@ -5,7 +5,8 @@
 # recordings gives the instruments back? After whitening (mean zero, covariance the identity) the
 # unknown is an orthogonal matrix, and the answer is the one whose outputs look least like a
 # mixture: *independent component analysis*. The cost is known exactly, so we want its minimum, and
-# choose neither a learning rate nor a number of steps.
+# choose neither a learning rate nor a number of steps. You need `pip install '.[studies]'`, which
+# brings the pictures.
 
 # %%
 import jax

@@ -8,6 +8,8 @@
 # live.
 #
 # $$ \mathcal M = \{\, w \in \mathbb R^n : \textstyle\sum_i w_i = 0,\ \|w\|_2 = 1 \,\} $$
+#
+# You need `pip install '.[studies]'`, which brings the digits and the pictures.
 
 # %%
 import dataclasses
