@@ -198,7 +198,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     """
     pairs, _ = flatten_with_path(spec, is_leaf=lambda node: node is None)
     entries = [(path_string(path), value) for path, value in pairs]
-    found = [[pair for pair in entries if _above(pair[0], path)] for path in paths]
+    by_prefix: dict[str, list[tuple[str, Any]]] = {}
+    for entry in entries:
+        by_prefix.setdefault(entry[0], []).append(entry)
+    found = [[e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths]
     for path, pairs in zip(paths, found, strict=True):
         listed = [entry for entry, _ in pairs or entries]
         if not pairs:
@@ -211,12 +214,11 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             raise ValueError(
                 f"{name} has the entries {listed} for the parameter {path!r}. Keep one of them."
             )
+    above = {prefix for path in (*paths, *holes) for prefix in _prefixes(path)}
     unused = [
         entry
         for entry, value in entries
-        if value is not None
-        and not any(_above(entry, path) for path in (*paths, *holes))
-        and not any(_above(hole, entry) for hole in holes)
+        if value is not None and entry not in above and holes.keys().isdisjoint(_prefixes(entry))
     ]
     if unused:
         raise ValueError(
@@ -226,8 +228,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     return [value for ((_, value),) in found]
 
 
-def _above(prefix: str, path: str) -> bool:
-    return prefix in ("", path) or path.startswith(prefix + "/")
+def _prefixes(path: str) -> list[str]:
+    """Return the paths of the whole tree, of each branch above a node, and of the node itself."""
+    parts = path.split("/")
+    return [""] * (path != "") + ["/".join(parts[: i + 1]) for i in range(len(parts))]
 
 
 def if_complex(dtype: Any) -> str:
