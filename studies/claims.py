@@ -53,7 +53,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
     lead = {name: _lead(forty, name) for name in ("muon", "adamw")}
     unstacked = [row for row in read(STEPS)["rows"] if not row["stacked"]]
     stacked = [row for row in read(STEPS)["rows"] if row["stacked"]]
-    drop_in, fastest = "contrib.optax_muon", "contrib.optax_muon, TRAINING_MSIGN"
+    drop_in, fastest = "optim.optax_muon", "optim.optax_muon, TRAINING_MSIGN"
     scale = _overheads((root / OVERHEADS).read_text(encoding="utf-8"))
     losses = {size: read(TRANSFORMERS.format(size)) for size in (*SIZES, "long", "more")}
     small, middle, large = (_beyond_muon(losses[size], size, "MuonH") for size in SIZES)
