@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 DIGITS = "studies/results/digits.json"
 FORTY = "studies/results/digits-40-seeds.json"
 PROOFS = "docs/lab/results/certified-mnist.json"
+CIFAR = "docs/lab/results/certified-cifar10-methods.json"
 STEPS = "docs/benchmarks/results/steps.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
@@ -45,6 +46,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
         return json.loads((root / name).read_text(encoding="utf-8"))
 
     job, forty, nets = read(DIGITS), read(FORTY), read(PROOFS)["summary"]["fc-256"]
+    cifar = read(CIFAR)["summary"]["fc-256"]
     short = (
         "manifold Muon", "Muon + retraction", "Björck + Muon", "Björck + Adam", "Riemannian Adam",
         "AdamW, free",
@@ -108,7 +110,10 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             f"trail it by {large.removeprefix('+')} at the largest",
         ],
         "docs/certified-classifier.md": [
-            line for name, line in proved.items() if name != "Björck + Adam"
+            *(line for name, line in proved.items() if name != "Björck + Adam"),
+            f"leads Björck with Adam by {_behind(cifar['Björck + Adam'])} points, Cayley with Adam"
+            f" by {_behind(cifar['Cayley + Adam'])}",
+            BCP,
         ],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
         "docs/flows.md": [*_flows(read(FLOWS)), *_convolutions(read(CONVOLUTIONS))],
@@ -162,6 +167,13 @@ def _lead(record: Mapping[str, Any], other: str) -> str:
 def _bound(row: Mapping[str, Any]) -> str:
     mean = row["lipschitz"]["mean"]
     return f"{mean:.0f}" if abs(mean - round(mean)) < 1e-4 else f"{mean:.1f}"
+
+
+def _behind(row: Mapping[str, Any]) -> str:
+    """Format how far a method is behind the first at the smallest radius, in points."""
+    found = row["epochs"]["over_first_method"][1]
+    low, high = found["interval"]
+    return f"{-100 * found['mean']:.1f} ± {50 * (high - low):.1f}"
 
 
 def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
