@@ -262,9 +262,10 @@ def _recurrent(record: Mapping[str, Any]) -> list[str]:
         ),
         f"{min(shared):g} to {max(shared):g}",
         shown(rivals["copy-300"]["Orthogonal"]["beyond_adam"]["solved_steps"], ".0f"),
-        f"Adam's best on the sixth seed, {adding['Adam']['rate']:g}, diverges",
+        f"Adam's rate tuned on the sixth seed, {adding['Adam']['rate']:g}, diverges",
         f"({slow:g} takes {steps:,} steps",
-        f"Adam's best falls from {rates('Adam')}, expRNN's from {rates('expRNN')}",
+        f"Adam's best falls from {rates('Adam')} as the delay grows,"
+        f" expRNN's from {rates('expRNN')}",
     ]
 
 
