@@ -33,8 +33,8 @@ METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 PRESETS = ("ProjectedPolar()", "ClosedForm()")
 NAMES = (
     MUON,
-    "contrib.optax_muon",
-    "contrib.optax_muon, TRAINING_MSIGN",
+    "optim.optax_muon",
+    "optim.optax_muon, TRAINING_MSIGN",
     "muon",
     *(f"manifold_muon, {name}" for name in PRESETS),
 )

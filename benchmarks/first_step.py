@@ -30,7 +30,7 @@ from studies.program import parse
 NAMES = (
     "optax.adamw",
     MUON,
-    "contrib.optax_muon",
+    "optim.optax_muon",
     "muon",
     "manifold_muon, ProjectedPolar()",
     "manifold_muon, ClosedForm()",

@@ -40,7 +40,7 @@ CASES: dict[str, tuple[dict[str, int], tuple[int, ...], tuple[Any, ...]]] = {
 }
 # "declared" axes are automatic outside the update and explicit within.
 AXES = {"automatic": AxisType.Auto, "declared": AxisType.Auto, "explicit": AxisType.Explicit}
-DROP_IN, STIEFEL = "contrib.optax_muon", "manifold_muon, ProjectedPolar()"
+DROP_IN, STIEFEL = "optim.optax_muon", "manifold_muon, ProjectedPolar()"
 COLUMNS = (
     (MUON, "automatic"),
     (DROP_IN, "automatic"),

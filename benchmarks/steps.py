@@ -72,12 +72,12 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), params)
 
     def drop_in(method=None):
-        return mm.contrib.optax_muon(RATE, muon_weight_dimension_numbers=matrices, method=method)
+        return mm.optim.optax_muon(RATE, muon_weight_dimension_numbers=matrices, method=method)
 
     return {
         MUON: optax.contrib.muon(RATE, muon_weight_dimension_numbers=matrices),
-        "contrib.optax_muon": drop_in(),
-        "contrib.optax_muon, TRAINING_MSIGN": drop_in(TRAINING_MSIGN),
+        "optim.optax_muon": drop_in(),
+        "optim.optax_muon, TRAINING_MSIGN": drop_in(TRAINING_MSIGN),
         "muon": muon(),
         "muon, exact": muon(EXACT),
         "manifold_muon, ProjectedPolar()": mm.optim.manifold_muon(

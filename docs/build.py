@@ -24,7 +24,7 @@ def build() -> None:
         Exception: A tutorial fails, or a formula cannot be typeset.
     """
     _stop_on("undocumented public names:", coverage.problems(ROOT))
-    landing.draw(ROOT / "docs" / "landing.svg")
+    landing.draw(ROOT / "docs")
     notebooks.write_all()
     thumbnails.write(ROOT / "docs" / "thumbnails")
     shutil.rmtree(SITE, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The picture of README and the landing page, from the records of `make train` and of proofs."""
+"""The two pictures of README and the landing page, from the records of digits and of proofs."""
 
 import json
 from pathlib import Path
@@ -18,15 +18,17 @@ _PROOFS = _ROOT / "docs" / "lab" / "results" / "certified-mnist.json"
 
 
 def draw(to: Path, digits: Path = _DIGITS, proofs: Path = _PROOFS) -> None:
-    """Write the picture: singular values by training step, certified accuracy by radius."""
-    figure = Figure(figsize=(7.8, 3.1), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(1.1, 1))
-    _singular_values(left, json.loads(digits.read_text(encoding="utf-8")))
-    _proofs(right, json.loads(proofs.read_text(encoding="utf-8")))
-    for panel in (left, right):
-        panel.spines[["top", "right"]].set_visible(False)
-    with mpl.rc_context({"svg.hashsalt": "landing"}):  # equal files from equal records
-        figure.savefig(to, format="svg", metadata={"Date": None})
+    """Write two pictures: singular values by training step, certified accuracy by radius."""
+    for name, panel, record in (
+        ("singular-values", _singular_values, digits),
+        ("proofs", _proofs, proofs),
+    ):
+        figure = Figure(figsize=(3.9, 3.1), layout="constrained")
+        axes = figure.subplots()
+        panel(axes, json.loads(record.read_text(encoding="utf-8")))
+        axes.spines[["top", "right"]].set_visible(False)
+        with mpl.rc_context({"svg.hashsalt": "landing"}):  # equal files from equal records
+            figure.savefig(to / f"landing-{name}.svg", format="svg", metadata={"Date": None})
 
 
 def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
@@ -45,7 +47,7 @@ def _singular_values(panel: Axes, record: dict[str, Any]) -> None:
     panel.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     panel.yaxis.set_minor_locator(NullLocator())
     panel.set(xlim=(0, end), xlabel="training step", ylabel="singular value")
-    panel.set_title("Smallest and largest singular value of all weights", fontsize=10)
+    panel.set_title("Smallest and largest singular value", fontsize=10)
 
 
 def _range(record: dict[str, Any], name: str) -> tuple[Any, Any, Any]:
@@ -56,7 +58,7 @@ def _range(record: dict[str, Any], name: str) -> tuple[Any, Any, Any]:
 
 
 def _proofs(panel: Axes, record: dict[str, Any]) -> None:
-    lines = {  # colour, place of the label
+    lines = {  # colour, position of the label
         "manifold Muon": (BLUE, (1.25, 82)),
         "Björck + Adam": (PURPLE, (0.75, 32)),
         "AdamW, free": (GREY, (0.85, 10)),

@@ -10,7 +10,6 @@ from manifoldmuon.contrib._lipschitz_layers import (
 )
 from manifoldmuon.contrib._lipschitz_shapes import NormPool, Shift, SpaceToDepth, SwapAxes
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
-from manifoldmuon.contrib._optax_muon import optax_muon
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._quantized import quantized
 
@@ -26,7 +25,6 @@ __all__ = [
     "orthogonal_conv2d",
     "Isospectral",
     "normuon",
-    "optax_muon",
     "quantized",
     "scale_by_neuron_rms",
     "with_qk_clip",

@@ -19,6 +19,7 @@ from manifoldmuon.optim._master_copies import with_master_copies
 from manifoldmuon.optim._modular import Architecture as Architecture
 from manifoldmuon.optim._modular import modular, normed
 from manifoldmuon.optim._normalize import normalize
+from manifoldmuon.optim._optax_muon import optax_muon
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
 from manifoldmuon.optim._steepest import monitor, scale_by_steepest
@@ -55,6 +56,7 @@ __all__ = [
     "muonh",
     "normalize",
     "normed",
+    "optax_muon",
     "project_tangent",
     "project_tree",
     "resolve_geometry",

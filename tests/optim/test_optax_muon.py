@@ -1,4 +1,4 @@
-"""`contrib.optax_muon` against `optax.contrib.muon`, which it replaces."""
+"""`optim.optax_muon` against `optax.contrib.muon`, which it replaces."""
 
 import inspect
 from typing import Any
@@ -11,10 +11,10 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import optax_muon
 from manifoldmuon.linalg import SVD, TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout
 from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.optim import optax_muon
 from tests.optim.training import drawn
 from tests.tolerances import rounding
 
