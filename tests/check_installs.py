@@ -9,6 +9,7 @@ for COMMANDS; a page that shows no line promises `pip install .`. The suite runs
 is installed and cannot see a missing import. This script imports only the standard library.
 """
 
+import ast
 import os
 import re
 import shutil
@@ -22,9 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_INSTALL = re.compile(r"pip install (?:-e )?'?\.(?:\[([\w,]+)\])?'?(?=[\s`]|$)", re.MULTILINE)
+_LINE = re.compile(r"pip install (?:-e )?'?\.(?:\[([\w,]+)\])?'?(?=[\s`]|$)", re.MULTILINE)
 _PROGRAM = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _TRAIN = ["make", "train", "ARGS=--steps 20 --seeds 0 1"]
+# `make train` asks the index; the other lines take wheels that are fetched once.
+_FETCH = ["-m", "pip", "wheel", "--quiet", "--wheel-dir", "../wheels", "hatchling"]
+_INSTALL = ["-m", "pip", "install", "--quiet", "--no-index", "--find-links", "../wheels"]
 _SKIPPED = {"tpu"}  # the compiler for TPUs is larger than everything else together
 
 _IMPORT_ALL = """
@@ -75,7 +79,7 @@ def promises() -> dict[str, list[Path]]:
         if page.suffix not in (".md", ".py") or page.name == "changelog.md":
             continue
         text = page.read_text(encoding="utf-8")
-        lines = {",".join(sorted((line or "").split(","))) for line in _INSTALL.findall(text)}
+        lines = {",".join(sorted((line or "").split(","))) for line in _LINE.findall(text)}
         tutorial = page.parent.name == "tutorials" and page.suffix == ".py"
         if tutorial or _PROGRAM.search(text):
             for extras in lines - _SKIPPED or {""}:
@@ -87,14 +91,19 @@ def promises() -> dict[str, list[Path]]:
 
 
 def run_page(page: Path) -> None:
-    """Run the programs of a page one after the other, or a tutorial."""
+    """Run the programs of a page with an install line; take only the imports of other programs.
+
+    The suite runs the others whole, and the build of the documentation the tutorials.
+    """
     text = page.read_text(encoding="utf-8")
     programs = [text] if page.suffix == ".py" else _PROGRAM.findall(text)
-    if page.stem == "many-devices":
-        del os.environ["XLA_FLAGS"]  # it sets its own
     names = {"__name__": "__main__"}
     for program in programs:
-        exec(compile(program, str(page), "exec"), names)
+        tree = ast.parse(program)
+        if page.suffix == ".py" or not _LINE.search(text):
+            imports = [x for x in ast.walk(tree) if isinstance(x, ast.Import | ast.ImportFrom)]
+            tree = ast.Module([*imports], [])
+        exec(compile(tree, str(page), "exec"), names)
 
 
 def copy_source(folder: Path) -> Path:
@@ -119,7 +128,7 @@ def failures(extras: str, pages: Sequence[Path], source: Path) -> Iterator[str]:
     else:
         venv.create(folder, with_pip=True)
         python = folder / "bin" / "python"
-        yield from _run([python, "-m", "pip", "install", "--quiet", line], source, line)
+        yield from _run([python, *_INSTALL, line], source, line)
     work = folder / "work"  # where programs write
     work.mkdir(parents=True, exist_ok=True)
     # Compile fast, not well. Who installs an extra works from the root of the source.
@@ -164,6 +173,12 @@ def main(argv: Sequence[str]) -> int:
         if {"train", "examples"} & {*lines}:
             wrong += _run(_TRAIN, source, " ".join(_TRAIN))
         rest = [name.removeprefix(".") for name in lines if name != "train"]
+        extras = sorted({extra for name in rest for extra in name.split(",") if extra})
+        if needed := [name for name in rest if name != "examples"]:
+            venv.create(Path(folder) / "fetch", with_pip=True)
+            python = Path(folder) / "fetch" / "bin" / "python"
+            everything = f".[{','.join(extras)}]" if extras else "."
+            wrong += _run([python, *_FETCH, everything], source, f"wheels for {needed}")
         with ThreadPoolExecutor(2) as pool:
             for failed in pool.map(lambda name: [*failures(name, found[name], source)], rest):
                 wrong += failed
