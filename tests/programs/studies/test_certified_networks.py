@@ -10,11 +10,10 @@ import pytest
 
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
-from studies import CertifiedNetworks
 from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
 from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
-from studies.certified.study import MOMENTA, Tuned, search
+from studies.certified.study import MOMENTA, CertifiedNetworks, Tuned, search
 from studies.certified.training import (
     CHUNK,
 )

@@ -6,9 +6,10 @@ import sys
 import numpy as np
 import pytest
 
-from studies import Digits, run_study
+from studies import run_study
 from studies.digits.gradients import record_gradients
 from studies.digits.methods import METHODS
+from studies.digits.study import Digits
 from studies.digits.training import chunk_lengths
 from studies.records import read_record
 

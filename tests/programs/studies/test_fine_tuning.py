@@ -8,8 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from studies import FineTuning
-from studies.fine_tuning import METHODS, RIVAL, adapted
+from studies.fine_tuning import METHODS, RIVAL, FineTuning, adapted
 
 ADAPTERS = [name for name in METHODS if "Muon" not in name and "all" not in name]
 BASE = jnp.asarray(np.random.default_rng(0).normal(size=(8, 6)), jnp.float32)

@@ -10,10 +10,10 @@ import pytest
 
 from manifoldmuon.linalg import MODULA_SIX_STEP
 from manifoldmuon.modules import Bond
-from studies import CharacterGPT
 from studies.datasets import batches, load_text, split_text, windows
 from studies.gpt.methods import METHODS
 from studies.gpt.sampling import sample
+from studies.gpt.study import CharacterGPT
 from studies.gpt.training import mean_loss, run
 
 TINY = CharacterGPT(

@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from studies import MomentumBits
-from studies.momentum_bits import FULL, MOMENTA
+from studies.momentum_bits import FULL, MOMENTA, MomentumBits
 
 
 @pytest.mark.parametrize(("kept", "dtype"), [

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, FixedSchedule
-from studies import NewtonSchulzDesigner, run_study
-from studies.newton_schulz import DESIGN, matrix_error, polynomial_error
+from studies import run_study
+from studies.newton_schulz import DESIGN, NewtonSchulzDesigner, matrix_error, polynomial_error
 
 
 @pytest.fixture(scope="module")

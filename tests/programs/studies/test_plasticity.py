@@ -9,10 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from studies import Plasticity
 from studies.classification import digits
 from studies.datasets import batches
-from studies.plasticity import BATCH, HEAD_RATE, METHODS, RIVAL
+from studies.plasticity import BATCH, HEAD_RATE, METHODS, RIVAL, Plasticity
 
 TINY = Plasticity(
     methods=(RIVAL, "MuonH"), tasks=2, parts=2, octaves=(0, 1), width=16, depth=2, seeds=(0, 1)

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 
 from manifoldmuon.modules import Linear
-from studies import (
-    AutomaticDescent,
-    HelloMNIST,
-    HelloWorld,
-    ManifoldCIFAR,
-    WeightErasure,
-    run_study,
-)
+from studies import run_study
+from studies.agd import AutomaticDescent
 from studies.datasets import Dataset, FlatImages
 from studies.reproduction import hello_mnist, hello_world, modula, weight_erasure
+from studies.reproduction.hello_mnist import HelloMNIST
+from studies.reproduction.hello_world import HelloWorld
+from studies.reproduction.manifold_cifar import ManifoldCIFAR
+from studies.reproduction.weight_erasure import WeightErasure
 
 
 def orthogonal(matrix, steps):

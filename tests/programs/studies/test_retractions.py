@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from manifoldmuon.manifolds.retractions import Normalize, Polar
-from studies import RetractionLaboratory, run_study
+from studies import run_study
 from studies.retractions.spaces import MATRIX, SPACES, SPHERE, Scalar
+from studies.retractions.study import RetractionLaboratory
 
 
 def test_distances_match_known_values():

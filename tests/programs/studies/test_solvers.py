@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from studies import SolverShootOut, run_study
+from studies import run_study
+from studies.solvers import SolverShootOut
 
 FIVE = tuple(range(5))
 

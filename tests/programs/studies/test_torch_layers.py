@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from studies import TorchLayers
-from studies.torch_layers import OURS, tune
+from studies.torch_layers import OURS, TorchLayers, tune
 
 TINY = TorchLayers(methods=(OURS,), seeds=(1, 2), steps=3, rounds=1)
 

@@ -10,13 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from studies import Transformers, run_study
+from studies import run_study
 from studies.transformers.findings import range_of_rates
 from studies.transformers.methods import METHODS, PROGRAMS, Knobs, first_matrices, optimizer
 from studies.transformers.network import BRANCH_ENDS, Size, loss_of, scores_of
 from studies.transformers.picture import KINDS
 from studies.transformers.rounding import FOUR_BITS, round_blocks, round_rows
 from studies.transformers.search import MOVES, START, best_place, search
+from studies.transformers.study import Transformers
 from studies.transformers.training import schedule
 
 TINY = Transformers(
