@@ -56,7 +56,8 @@ class Layout(Value):
     `qkv/kernel` have the paths `qkv/kernel/0`, `qkv/kernel/1`, ... in states and tables.
 
     Axis numbers count within the trailing `ndim` axes, from the back if negative and from the front
-    otherwise. All axes before these are leading axes.
+    otherwise. All axes before these are leading axes: copies that `optim` warns of unless `ndim`
+    covers them (see `Manifold.stacked`).
 
     Attributes:
       in_axes: the axis, or axes, of the fan-in.
