@@ -442,6 +442,8 @@ def _record_geometry(table: Table) -> dict[str, Any]:
 def _without_copies(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record of a geometry without the axes declared as copies, which change no step."""
     kept = {key: x for key, x in record.items() if not key.startswith("the layout.ndim of ")}
+    # Older records have no `ConvRMSToRMS.tap_axes`.
+    kept = {key: x for key, x in kept.items() if x != 2 or "step_norm.tap_axes of " not in key}
     plain = {key.removesuffix(" of ''"): x for key, x in _fields(Layout(), "layout", "")}
     del plain["the layout.ndim"]
     for key in [key for key in kept if key.startswith("the layout of ")]:

@@ -253,6 +253,14 @@ class LaidOut(Value):
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
                 f"{self.manifold.ndim} axes; use that manifold without one"
             )
+        layout, taken = self.layout, self.manifold.ndim - 2
+        given = len(cast(tuple[int, ...], layout.taps))
+        blocked = (layout.in_blocks, layout.out_blocks) != (1, 1)
+        if taken and taken != given and (given or blocked):
+            raise ValueError(
+                f"a point of {self.manifold} has {taken} axes of taps, and {self.layout} names"
+                f" {given}: write ConvRMSToRMS(tap_axes={given}), or Hypersphere(ndim={given + 2})"
+            )
 
     @property
     def ndim(self) -> int:
