@@ -245,7 +245,7 @@ INSTANCES = {
     ),
     "hyperball": Instance(
         on_spheres,
-        {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()},
+        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
         {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
         {"learning_rate": 0.1},
         scale_free=False,
