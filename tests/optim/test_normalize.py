@@ -31,7 +31,7 @@ from tests.compiled import ask, point_of
 from tests.optim.training import drawn
 
 GEOMETRY = {
-    "layers": Euclidean(RMSToRMS()),
+    "layers": Euclidean(RMSToRMS()).stacked(),
     "flax": Euclidean(RMSToRMS()).transposed(),
     "hwio": Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
     "oihw": Euclidean(Spectral()).with_axes(in_axes=-3, out_axes=-4),
