@@ -281,8 +281,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                 raise CheckpointError(f"{where} has no geometry: restore without a table")
             hint = "continue with that geometry, or restore without a table if the change is meant"
             what = f"{where} was saved with another geometry"
-            given = _record_geometry(table)
-            _check_same(what, *map(_without_copies, (saved, given)), hint)
+            given = _without_copies(_record_geometry(table))
+            _check_same(what, _without_copies(saved), given, hint)
         hint = "continue with its model and optimizer, or restore a part of it with Orbax"
         saved, given = (
             {repr(path): kind for path, kind in kinds.items()}

@@ -113,9 +113,11 @@ def _warn_of_copies(places: Places, params: Any) -> None:
     leaves, found = places.leaves(params), []
     for i in places.real:
         entry, shape = places.values[i], jnp.shape(leaves[i])
-        copies = 1 if entry is None else math.prod(shape[: len(shape) - entry.ndim])
-        if copies > 1 and entry.ndim > 1:
-            point = " x ".join(map(str, shape[len(shape) - entry.ndim :]))
+        if entry is None or entry.ndim < 2:
+            continue
+        before = len(shape) - entry.ndim
+        if (copies := math.prod(shape[:before])) > 1:
+            point = " x ".join(map(str, shape[before:]))
             found.append(f"{places.paths[i]!r} {shape} as {copies} of {point}")
     if found:
         _warn_once(tuple(found))

@@ -59,7 +59,8 @@ def read_haiku(kernel, groups, copies, convolutions):
             conv: Any = (hk.Conv1D, hk.Conv2D, hk.Conv3D)[len(kernel) - 1]
             return conv(CHANNELS, kernel, feature_group_count=groups, with_bias=False)(x)
 
-        return layer(x) if copies == 1 else hk.experimental.layer_stack(copies)(layer)(x)
+        stack: Any = hk.experimental  # type: ignore
+        return layer(x) if copies == 1 else stack.layer_stack(copies)(layer)(x)
 
     model, x = hk.transform(forward), jnp.ones((1, *kernel, CHANNELS))
     params = jax.eval_shape(model.init, KEY, x)
@@ -85,7 +86,7 @@ def read_equinox(kernel, groups, copies, convolutions):
     keys = jax.random.split(KEY, copies)
     model = eqx.filter_eval_shape(lambda: make(KEY) if copies == 1 else eqx.filter_vmap(make)(keys))
     params = eqx.filter(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
-    where = {"where": lambda x: isinstance(x, jax.ShapeDtypeStruct)}
+    where: Any = {"where": lambda x: isinstance(x, jax.ShapeDtypeStruct)}
     return equinox.geometry(model, Stiefel(), convolutions=convolutions, **where), params
 
 
@@ -125,7 +126,7 @@ def test_depthwise_sequence_kernel_steps_in_its_own_norm():
     model = nnx.Conv(24, 24, (4,), feature_group_count=24, use_bias=False, rngs=nnx.Rngs(0))
     geometry = nnx_reader.geometry(model, None, convolutions=KERNELS)
     tx, params = optim.scale_by_steepest(geometry), nnx.state(model, nnx.Param)
-    updates, _ = tx.update(params, tx.init(params), params)
+    updates: Any = tx.update(params, tx.init(params), params)[0]
     np.testing.assert_allclose(np.abs(updates["kernel"][...]), 1 / 4, rtol=1e-5)
 
 
