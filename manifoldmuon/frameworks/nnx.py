@@ -42,7 +42,7 @@ def geometry(
     | `ConvTranspose` | `convolutions`: inputs to all taps and outputs |
     | `Embed` | `embedding`: a table, a vector in each row |
     | `LSTMCell`, `GRUCell`, ... | `matrices`: a matrix per gate |
-    | norms, `PReLU`, biases, `LoRA` factors (see `lora_geometry`) | `rest` |
+    | norms, `PReLU`, biases, scales of `WeightNorm`, `LoRA` factors (`lora_geometry`) | `rest` |
 
     `Stiefel(Lipschitz())` gives every layer of `Linear` and `Conv` a Euclidean Lipschitz constant
     of at most 1, at every stride; see `norms.Lipschitz`.
@@ -166,6 +166,7 @@ _READERS: dict[type, reading.Reader] = {
     nnx.LoRA: lambda m, _: dict.fromkeys(("lora_a", "lora_b"), Role("rest", Layout(-2, -1))),
     nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
     nnx.GRUCell: lambda m, _: _gates(3),
+    nnx.WeightNorm: lambda m, _: {"*": REST},
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }
 
