@@ -26,8 +26,9 @@ LAYERS, WIDTH = 12, 768
 
 def states() -> dict[str, optax.GradientTransformation]:
     """Return optimizers by name; parameters of `with_master_copies` are in bfloat16."""
-    flat, curved = muon(RATE, Euclidean(RMSToRMS())), manifold_muon(RATE, Stiefel())
-    short = muon(RATE, Euclidean(RMSToRMS()), accumulator_dtype="bfloat16")
+    free, frames = Euclidean(RMSToRMS()).stacked(), Stiefel().stacked()
+    flat, curved = muon(RATE, free), manifold_muon(RATE, frames)
+    short = muon(RATE, free, accumulator_dtype="bfloat16")
     return {
         "optax.adamw": optax.adamw(RATE),
         MUON: optimizers()[MUON],
@@ -35,11 +36,11 @@ def states() -> dict[str, optax.GradientTransformation]:
         "muon(accumulator_dtype=bfloat16)": short,
         "quantized(muon, 8)": quantized(flat, 8),
         "quantized(muon, 4)": quantized(flat, 4),
-        "normuon": normuon(RATE, Euclidean(RMSToRMS())),
+        "normuon": normuon(RATE, free),
         "manifold_muon": curved,
         "quantized(manifold_muon, 8)": quantized(curved, 8),
         "quantized(manifold_muon, 4)": quantized(curved, 4),
-        "riemannian_adam": riemannian_adam(RATE, Stiefel()),
+        "riemannian_adam": riemannian_adam(RATE, frames),
         "with_master_copies(manifold_muon)": with_master_copies(curved),
         "with_master_copies(quantized(manifold_muon, 8))": with_master_copies(quantized(curved, 8)),
     }

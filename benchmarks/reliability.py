@@ -317,7 +317,7 @@ LINKS = {f"{name}{of}": (name, of) for name in MAKE for of in WEIGHTS}
 @functools.cache
 def _training(name: str) -> tuple[Any, Any, Any]:
     make, of = LINKS[name]
-    geometry = {key: manifold for key, (manifold, _) in WEIGHTS[of].items()}
+    geometry = {key: on.stacked(len(shape) - on.ndim) for key, (on, shape) in WEIGHTS[of].items()}
     shapes = {k: jax.ShapeDtypeStruct(v, jnp.float32) for k, (_, v) in WEIGHTS[of].items()}
     tx = optax.apply_if_finite(MAKE[make](geometry), 100)
     params = jax.jit(lambda: optim.init_tree(geometry, jax.random.key(0), shapes))()

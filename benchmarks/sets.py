@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._harness import command, save_with_table, timed
-from benchmarks.steps import MUON, RATE, TREES, optimizers, step_of, title, tree
+from benchmarks.steps import MUON, RATE, TREES, declared, optimizers, step_of, title, tree
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -88,16 +88,17 @@ def measure(
     for name, space in ({MUON: Euclidean()} | weight_spaces()).items():
         if name not in (MUON, *names):
             continue
-        tx = mm.optim.manifold_muon(RATE, space, track_gap=track_gap)
+        geometry = declared(space)
+        tx = mm.optim.manifold_muon(RATE, geometry, track_gap=track_gap)
         tx = optimizers()[MUON] if name == MUON else tx
-        params = jax.jit(functools.partial(mm.optim.project_tree, space))(start)
+        params = jax.jit(functools.partial(mm.optim.project_tree, geometry))(start)
         step, state = jax.jit(step_of(tx)), tx.init(params)
         for key in jax.random.split(jax.random.key(0), WARM_UP):
             grads = grads_of(params, key)
             params, state = step(params, state, grads)
         functions[name] = functools.partial(step, params, state, grads)
         if name != MUON:
-            far = jax.jit(functools.partial(mm.optim.monitor_distance, space))(params)
+            far = jax.jit(functools.partial(mm.optim.monitor_distance, geometry))(params)
             gaps = mm.optim.monitor(state)["gap"] if track_gap else None
             ended[name] = {"gap": largest(gaps), "distance": largest(far)}
     row = {"layers": layers, "width": width, "stacked": stacked, "track_gap": track_gap}

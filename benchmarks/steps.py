@@ -22,7 +22,7 @@ import manifoldmuon as mm
 from benchmarks._harness import command, save_with_table, timed
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.linalg import TRAINING_MSIGN
-from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from studies.display import markdown_table
@@ -61,11 +61,16 @@ def tree(layers: int, width: int, stacked: bool, seed: int = 0) -> dict[str, Any
     return {f"layer{i}": jax.tree.map(jnp.asarray, layer) for i, layer in enumerate(made)}
 
 
+def declared(space: Manifold) -> Callable[..., Any]:
+    """Return the geometry of matrices with any number of stacked axes."""
+    return lambda path, leaf: space.stacked(len(leaf.shape) - 2)
+
+
 def optimizers() -> dict[str, optax.GradientTransformation]:
     """Return the optimizers by name; in each compared group the first is from Optax."""
 
     def muon(method=None):
-        return mm.optim.muon(RATE, Euclidean(RMSToRMS(method)))
+        return mm.optim.muon(RATE, declared(Euclidean(RMSToRMS(method))))
 
     def matrices(params):
         # By default Optax's Muon takes only arrays of two axes as matrices.
@@ -81,12 +86,14 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         "muon": muon(),
         "muon, exact": muon(EXACT),
         "manifold_muon, ProjectedPolar()": mm.optim.manifold_muon(
-            RATE, Stiefel(solver=ProjectedPolar())
+            RATE, declared(Stiefel(solver=ProjectedPolar()))
         ),
-        "manifold_muon, ClosedForm()": mm.optim.manifold_muon(RATE, Stiefel(solver=ClosedForm())),
+        "manifold_muon, ClosedForm()": mm.optim.manifold_muon(
+            RATE, declared(Stiefel(solver=ClosedForm()))
+        ),
         ADAM: optax.adam(RATE),
         "normed Adam": optax.chain(
-            mm.optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),
+            mm.optim.normalize(optax.scale_by_adam(), declared(Euclidean(RMSToRMS()))),
             optax.scale_by_learning_rate(RATE),
         ),
     }

@@ -26,6 +26,7 @@ import manifoldmuon
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import path_string
+from manifoldmuon.manifolds import Layout
 from manifoldmuon.optim import Table
 
 try:
@@ -279,7 +280,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                 raise CheckpointError(f"{where} has no geometry: restore without a table")
             hint = "continue with that geometry, or restore without a table if the change is meant"
             what = f"{where} was saved with another geometry"
-            _check_same(what, saved, _record_geometry(table), hint)
+            given = _without_copies(_record_geometry(table))
+            _check_same(what, _without_copies(saved), given, hint)
         hint = "continue with its model and optimizer, or restore a part of it with Orbax"
         saved, given = (
             {repr(path): kind for path, kind in kinds.items()}
@@ -434,6 +436,20 @@ def _record_geometry(table: Table) -> dict[str, Any]:
     """Return every field of each parameter's manifold, layout and budget, by description."""
     parts = [(row, part) for row in table.rows for part in ("manifold", "layout", "budget")]
     return dict(f for row, part in parts for f in _fields(getattr(row, part), part, row.path))
+
+
+def _without_copies(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record of a geometry without the axes declared as copies, which change no step."""
+    kept = {key: x for key, x in record.items() if not key.startswith("the layout.ndim of ")}
+    # Older records have no `ConvRMSToRMS.tap_axes`.
+    kept = {key: x for key, x in kept.items() if x != 2 or "step_norm.tap_axes of " not in key}
+    plain = {key.removesuffix(" of ''"): x for key, x in _fields(Layout(), "layout", "")}
+    del plain["the layout.ndim"]
+    for key in [key for key in kept if key.startswith("the layout of ")]:
+        own = {key.replace("the layout", name, 1): x for name, x in plain.items()}
+        if own.items() <= kept.items():  # the order of the axes does not change either
+            kept = {name: x for name, x in kept.items() if name not in own} | {key: None}
+    return kept
 
 
 def _fields(value: Any, name: str, path: str) -> Iterator[tuple[str, Any]]:

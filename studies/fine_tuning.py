@@ -110,7 +110,7 @@ METHODS = {
         stella, _manifold({"u": Stiefel(), "s": Euclidean(Spectral()), "v": Stiefel()}),
         tuple(k - 8 for k in _GRID),
     ),
-    "OFT": Method(rotations, _manifold({"q": Stiefel()}), tuple(k - 7 for k in _GRID)),
+    "OFT": Method(rotations, _manifold({"q": Stiefel().stacked()}), tuple(k - 7 for k in _GRID)),
     "all weights, Adam": Method(
         lambda key, base, rank: {"w": base}, lambda rate, layers: optax.adam(rate),
         tuple(k - 13 for k in _GRID),

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float
 from manifoldmuon.manifolds import SpectralBall, Stiefel
 from manifoldmuon.norms import Lipschitz
 from manifoldmuon.optim import chain, init_tree, muon, retract
-from studies.certified.methods import FLAT, SQUARES, Bjorck, Method, Muon, SpectralNorm
+from studies.certified.methods import SQUARES, Bjorck, Method, Muon, SpectralNorm, flat
 from studies.datasets import batches, load_digits
 from studies.display import COLOURS, dress, panels, short, text_table
 from studies.estimates import estimate, half_width, shown
@@ -197,7 +197,7 @@ class CappedMuon(Capped):
     """Spectral normalisation, with Muon on the free arrays."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return muon(rate, FLAT, momentum)
+        return muon(rate, flat(manifolds), momentum)
 
 
 BALL, FRAMES = SpectralBall().for_training(), Stiefel().for_training()
@@ -234,7 +234,7 @@ def _start(seed: int, blocks: int, width: int, kernel: int) -> Params:
     shapes = {"in": (blocks, width, reads), "out": (blocks, reads, width)}
     templates = {k: jax.ShapeDtypeStruct(shape, y.dtype) for k, shape in shapes.items()}
     return {
-        **init_tree(Stiefel(scale), jax.random.key(seed), templates),
+        **init_tree(Stiefel(scale).stacked(), jax.random.key(seed), templates),
         "bias": jnp.zeros((blocks, width)),
         "sharpness": jnp.full((blocks,), 0.5),
         "scale": keep.at[0].set(-jnp.log(y.std(axis=0))),
@@ -252,7 +252,7 @@ def _programs(
 
     def optimizer(rate: Any) -> optax.GradientTransformation:
         decay = functools.partial(optax.linear_schedule, end_value=0.0, transition_steps=steps)
-        body = method.optimizer(decay(rate), momentum, dict.fromkeys(MATRICES, manifold))
+        body = method.optimizer(decay(rate), momentum, dict.fromkeys(MATRICES, manifold.stacked()))
         kinds: dict[Any, Any] = {"body": body, "rest": optax.adam(decay(rest), 0.9, SQUARES)}
         return optax.partition(kinds, lambda p: {k: "body" if k in MATRICES else "rest" for k in p})
 

@@ -71,6 +71,8 @@ NORMS = [
     NormCase("rms to rms", RMSToRMS(), (8, 2), thorough=True),
     NormCase("embedding", L1ToRMS(), (9, 4), thorough=True),
     NormCase("convolution", ConvRMSToRMS(), (3, 2, 6, 4)),
+    NormCase("sequence convolution", ConvRMSToRMS(tap_axes=1), (3, 4, 6)),
+    NormCase("volume convolution", ConvRMSToRMS(tap_axes=3), (2, 2, 2, 3, 4)),
 ]
 
 FLAT = [

@@ -310,7 +310,7 @@ def test_files_of_another_step_raise(tmp_path):
             "manifold.step_norm.scale of 'b' was 1.0 and is 1.0000000000000002; ",
         ),
         (
-            {"w": GEOMETRY["w"].with_axes(-1, -2, ndim=2)},
+            {"w": GEOMETRY["w"].with_axes(-2, -1)},
             "layout of 'w' was None and is manifoldmuon.manifolds.Layout; ",
         ),
         ({"c": Euclidean()}, "manifold of 'c' was nothing and is manifold"),
@@ -326,6 +326,22 @@ def test_changed_geometry_raises(geometry, reason, run):
     line = refusal(folder, start(tx), optim.tabulate(geometry, params, budgets))
     assert line.startswith(f"step 3 in {folder} was saved with another geometry: the {reason}")
     assert line.endswith("or restore without a table if the change is meant")
+
+
+SAME = [
+    (Stiefel(), Stiefel().stacked()),
+    (Stiefel().stacked(), Stiefel()),
+    (Stiefel().with_axes(), Stiefel().stacked()),
+    (Stiefel().transposed(), Stiefel().transposed().stacked()),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), SAME)
+def test_declared_copies_are_the_same_geometry(before, after, tmp_path):
+    tree = {"w": jnp.zeros((1, 4, 2))}
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, tree, optim.tabulate(before, tree))
+        assert restored(saved, tree, optim.tabulate(after, tree)).step == 1
 
 
 def own_set(name, **fields):

@@ -138,6 +138,11 @@ Euclidean(Spectral()).check_shape((7,))  # Euclidean takes the trailing 2 axes o
 Euclidean(Spectral()).steepest(COMPLEX, COMPLEX, ())  # got complex64; only real numbers are known
 low_rank((4, 3), 1.5)  # low_rank: rank must be a whole number; got 1.5
 low_rank((4, 6), 5)  # low_rank takes the shape of one matrix and a rank from 1 to its smaller side;
+low_rank((4, 6), 2, "W")  # low_rank: zero must be 'A' or 'B', the factor that is 0; got 'W'
+Stiefel().stacked(-1)  # stacked(axes) must be a whole number in [0, inf); got -1
+Stiefel().transposed().stacked(0.5)  # stacked(axes) must be a whole number in [0, inf); got 0.5
+ConvRMSToRMS(tap_axes=0)  # ConvRMSToRMS.tap_axes must be a whole number in [1, inf); got 0
+nnx.geometry(DENSE, Euclidean(ConvRMSToRMS()))  # geometry: 'kernel' is a matrix, and Euclidean(
 
 SkewPolar(MUON)  # SkewPolar.method must be a MsignMethod: write
 SkewPolar(schedule=SVD())  # SkewPolar.schedule must be a Schedule such as PolarExpress(1e-3); got

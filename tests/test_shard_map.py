@@ -71,6 +71,7 @@ def test_init_tree_inside_shard_map():
 def test_steps_inside_shard_map_match_single_device():
     geometry = {"sphere": SpectralSphere(), "fixed": Hypersphere(ndim=2, step_norm=Spectral())}
     geometry |= dict.fromkeys("abc", Stiefel())  # equal leaves are solved together
+    geometry = {name: manifold.stacked() for name, manifold in geometry.items()}
     tx = optim.manifold_muon(0.1, geometry)
     rng = np.random.default_rng(0)
     # A matrix per device; the initial state is the same on both.

@@ -43,7 +43,7 @@ pixels, digits = load_digits(return_X_y=True)
 images, labels = jnp.float32(pixels)[:1792] / 16, jnp.asarray(digits)[:1792]
 geometry = {
     "first": Euclidean(mm.norms.RMSToRMS()),
-    "blocks": {"w": Stiefel(), "b": None},
+    "blocks": {"w": Stiefel().stacked(), "b": None},
     "head": Euclidean(mm.norms.RMSToRMS()),
 }
 shapes = {

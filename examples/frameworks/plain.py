@@ -21,7 +21,7 @@ WIDTH, DEPTH, EVERY = 64, 4, 2
 MATRIX = Stiefel(solver=ProjectedPolar())
 GEOMETRY = {
     "first": {"w": Euclidean(RMSToRMS())},  # (fan_out, fan_in): the layout of the manifolds
-    "stack": {"w": MATRIX, "gain": None, "bias": None},  # None: Adam
+    "stack": {"w": MATRIX.stacked(), "gain": None, "bias": None},  # None: Adam
     "head": {"w": MATRIX.transposed()},
 }
 

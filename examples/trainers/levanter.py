@@ -40,7 +40,7 @@ def geometry(model: Any, matrix: Any = Stiefel()) -> Any:
             tuple(axes.index(axis.name) - len(axes) for axis in ensure_tuple(fan))
             for fan in (layer.In, layer.Out)
         )
-        rules[f"{name}/weight/**"] = matrix.with_axes(in_axes=ins, out_axes=outs)
+        rules[f"{name}/weight/**"] = matrix.with_axes(ins, outs, ndim=len(axes))
     return mm.optim.by_path(rules | {"**": None})
 
 

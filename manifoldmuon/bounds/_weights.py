@@ -125,7 +125,7 @@ def bound_spectral(norm: Spectral, shape: Shape) -> MatrixBounds:
 
 @matrix_bounds.register
 def bound_conv_rms_to_rms(norm: ConvRMSToRMS, shape: Shape) -> MatrixBounds:
-    return bound_spectral(Spectral(scale=FanRatio(1 / math.prod(shape[-4:-2]))), shape)
+    return bound_spectral(Spectral(scale=FanRatio(1 / math.prod(shape[-norm.ndim : -2]))), shape)
 
 
 @matrix_bounds.register

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from manifoldmuon._internal.arguments import one_of, optional, shown
 from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
-from manifoldmuon.norms import Lipschitz
+from manifoldmuon.norms import ConvRMSToRMS, Lipschitz
 from manifoldmuon.optim import resolve_geometry
 
 Entry = Manifold | LaidOut | None
@@ -127,7 +127,10 @@ def axes(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def convolution(taps: int, groups: int, reads: int | None) -> Role:
-    """Return a kernel (*taps, in, out): a matrix from patches (taps in) to out, or tap by tap."""
+    """Return a kernel (*taps, in, out): a matrix from patches (taps in) to out, or tap by tap.
+
+    `groups` are equal parts of the outputs: groups of channels, or the gates of a recurrent cell.
+    """
     places = tuple(range(-taps - 2, -2))
     whole = Layout((*places, -2), -1, out_blocks=groups)
     return Role("convolutions", whole, Layout(-2, -1, places, out_blocks=groups), reads)
@@ -197,6 +200,7 @@ def entries(
     choices: Choices,
     params: Any,
     single: Mapping[str, tuple[int, ...]],
+    rescaling: tuple[type, ...] = (),
 ) -> dict[str, Entry]:
     """Return the entry of every parameter by path, checked against its shape.
 
@@ -206,6 +210,7 @@ def entries(
       choices: the user's arguments.
       params: the tree of parameters or shapes, for the check.
       single: known shapes by path, in an unstacked copy of the module.
+      rescaling: types of modules that rescale the weights below them in the forward pass.
     """
     shapes = {path_string(path): jnp.shape(x) for path, x in flatten_with_path(params)[0]}
     overrides = choices.overrides or {}
@@ -223,13 +228,16 @@ def entries(
         elif (hit := _find_type(owners, types)) is not None:
             key, entry = hit
         elif role is not None:
-            found[path] = _place(getattr(choices, role.choice), role, path)
+            entry = getattr(choices, role.choice)
+            if role.choice != "rest" and entry is not None and entry.constrained:
+                _refuse_rescaled(path, owners, rescaling, entry)
+            found[path] = _place(entry, role, path, shapes[path])
             continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue
         used.add(key)
-        found[path] = _place(entry, role, path)
+        found[path] = _place(entry, role, path, shapes[path])
     if unknown:
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
@@ -309,12 +317,28 @@ def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
     return None
 
 
-def _place(entry: Any, role: Role | None, path: str) -> Any:
-    """Return a manifold in the layout of a role; other entries do not change."""
-    if not isinstance(entry, Manifold) or role is None or role.layout is None:
+def _place(entry: Any, role: Role | None, path: str, shape: tuple[int, ...]) -> Any:
+    """Return a manifold in the layout of a role, stacks declared; other entries do not change."""
+    if not isinstance(entry, Manifold) or role is None:
         return entry
-    kernel = role.kernel if entry.ndim > 2 else None
-    scale = getattr(entry, "scale", None)
+    placed: Manifold | LaidOut = entry
+    if role.layout is not None:
+        placed = _lay_out(entry, role, path)
+    return placed.stacked(max(len(shape) - placed.ndim, 0))
+
+
+def _lay_out(entry: Manifold, role: Role, path: str) -> LaidOut:
+    layout, scale, norm = cast(Layout, role.layout), getattr(entry, "scale", None), entry.norm
+    if entry.ndim > 2:
+        if role.kernel is None:
+            raise ValueError(
+                f"geometry: {path!r} is a matrix, and {entry} takes kernels: choose a manifold of"
+                " matrices, and this one for convolutions="
+            )
+        layout = role.kernel
+        if isinstance(norm, ConvRMSToRMS):
+            norm = dataclasses.replace(norm, tap_axes=len(axes(layout.taps)))
+            entry = dataclasses.replace(cast(Any, entry), step_norm=norm)
     if isinstance(scale, Lipschitz):
         if role.overlap is None:
             raise ValueError(
@@ -323,7 +347,18 @@ def _place(entry: Any, role: Role | None, path: str) -> Any:
             )
         scale = dataclasses.replace(scale, overlap=role.overlap)
         entry = dataclasses.replace(cast(Any, entry), scale=scale)
-    return LaidOut(entry, kernel or role.layout)
+    return LaidOut(entry, layout)
+
+
+def _refuse_rescaled(
+    path: str, owners: list[tuple[str, Any]], rescaling: tuple[type, ...], entry: Manifold
+) -> None:
+    if found := [owner for _, owner in owners if isinstance(owner, rescaling)]:
+        raise ValueError(
+            f"geometry: {type(found[0]).__name__} rescales {path!r} in the forward pass, so that"
+            f" {entry} does not bound the weight that acts: take the wrapper out, or leave the"
+            f" weight free: overrides={{{path!r}: None}}"
+        )
 
 
 def _unknown(found: list[tuple[str, str, Any]]) -> str:

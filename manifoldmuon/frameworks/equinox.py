@@ -61,7 +61,8 @@ def geometry(
     pairs = jax.tree_util.tree_leaves_with_path(params)
     named = [(path_string(path), list(_owners(model, path))) for path, _ in pairs]
     single = reading.single_shapes(named, _SHAPES)
-    return reading.entries(named, _READERS, choices, params, single)
+    rescaling = eqx.nn.WeightNorm, eqx.nn.SpectralNorm
+    return reading.entries(named, _READERS, choices, params, single, rescaling)
 
 
 def _owners(model: Any, path: tuple[Any, ...]) -> Any:

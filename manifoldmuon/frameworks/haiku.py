@@ -36,8 +36,8 @@ def geometry(
 ) -> dict[str, Entry]:
     """Return the geometry of a model, from the types of its modules.
 
-    Known modules are `Linear`, convolutions, `Embed`, `MultiHeadAttention`, `LSTM`, `GRU`, norms
-    and `Bias`.
+    Known modules are `Linear`, convolutions, `Embed`, `MultiHeadAttention`, `LSTM`, `GRU`,
+    convolutional LSTMs, norms and `Bias`, also in a `layer_stack`.
 
     Args:
       model: the result of `hk.transform` or `hk.transform_with_state`.
@@ -59,10 +59,20 @@ def geometry(
         matrices, attention, per_head, convolutions, embedding, rest, overrides
     )
     modules: dict[str, hk.Module] = {}
+    lifted: list[str] = []
 
     def note(call: Any, args: Any, kwargs: Any, context: hk.MethodContext) -> Any:
+        # The modules of a `layer_stack` do not know the name under which it lifts them.
+        lifts = (
+            type(context.module).__name__ == "LiftingModule" and context.method_name != "__init__"
+        )
+        if lifts:
+            lifted.append(context.module.module_name)
         result = call(*args, **kwargs)  # call first: `__init__` sets the name
-        modules.setdefault(context.module.module_name, context.module)
+        if lifts:
+            lifted.pop()
+        elif hk.running_init():  # false in the stack's own loop
+            modules.setdefault("/".join([*lifted, context.module.module_name]), context.module)
         return result
 
     with hk.intercept_methods(note):
@@ -96,6 +106,14 @@ def _transposed_convolution(module: hk.ConvNDTranspose, per_head: bool) -> Mappi
     return {"w": reading.transposed_convolution(module.num_spatial_dims, True, reads), "b": REST}
 
 
+def _conv_lstm(module: Any, per_head: bool) -> Mapping[str, Role]:
+    taps = module.num_spatial_dims
+    shape = module.kernel_shape
+    reads = reading.overlap((shape,) * taps if isinstance(shape, int) else shape, 1, 1)
+    gates, layers = reading.convolution(taps, 4, reads), ("input_to_hidden", "hidden_to_hidden")
+    return {f"{x}/w": gates for x in layers} | {f"{x}/b": REST for x in layers}
+
+
 def _gates(count: int) -> Role:
     return reading.matrix(Layout(-2, -1, out_blocks=count))
 
@@ -108,6 +126,7 @@ _READERS: dict[type, reading.Reader] = {
     hk.Embed: lambda m, _: {"embeddings": TABLE},
     hk.LSTM: lambda m, _: {"linear/w": _gates(4), "linear/b": REST},
     hk.GRU: lambda m, _: {"w_i": _gates(3), "w_h": _gates(3), "b": REST},
+    **dict.fromkeys((hk.Conv1DLSTM, hk.Conv2DLSTM, hk.Conv3DLSTM), _conv_lstm),
     hk.ConvND: _convolution,
     hk.ConvNDTranspose: _transposed_convolution,
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),

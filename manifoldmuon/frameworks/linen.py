@@ -65,11 +65,15 @@ def geometry(
     )
     modules: dict[str, nn.Module] = {}
     single: dict[str, tuple[int, ...]] = {}
+    rescaled: dict[str, nn.Module] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         above = "/".join(context.module.path)
         modules.setdefault(above, context.module)
         answer = call(*args, **kwargs)
+        if isinstance(context.module, _RESCALING):  # its layer lies beside it
+            inside = "/".join(context.module.layer_instance.path)
+            rescaled[inside] = context.module
         # Inside a scan over layers these are the shapes of a single layer.
         for name, x in context.module.variables.get("params", {}).items():
             if hasattr(x, "shape"):
@@ -80,11 +84,22 @@ def geometry(
         init = functools.partial(model.init, **(options or {}))
         params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
-    named = [(path, reading.owners_by_name(path, modules)) for path in paths]
-    return reading.entries(named, _READERS, choices, params, single)
+    found = ((path, reading.owners_by_name(path, modules)) for path in paths)
+    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in found]
+    return reading.entries(named, _READERS, choices, params, single, _RESCALING)
 
 
 _NORMS = (nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm, nn.PReLU)
+
+_RESCALING = (nn.WeightNorm, nn.SpectralNorm)
+
+
+def _conv_lstm(module: nn.ConvLSTMCell, per_head: bool) -> Mapping[str, reading.Role]:
+    kernel = axes(module.kernel_size)
+    reads = reading.overlap(kernel, module.strides, 1, module.padding)
+    gates = reading.convolution(len(kernel), 4, reads)
+    return {f"{x}/kernel": gates for x in ("ih", "hh")} | {f"{x}/bias": REST for x in ("ih", "hh")}
+
 
 _READERS: dict[type, reading.Reader] = {
     nn.Dense: lambda m, _: DENSE,
@@ -98,5 +113,7 @@ _READERS: dict[type, reading.Reader] = {
     nn.ConvTranspose: reading.flax_transposed_convolution,
     nn.Embed: lambda m, _: {"embedding": TABLE},
     nn.recurrent.DenseParams: lambda m, _: DENSE,
+    nn.ConvLSTMCell: _conv_lstm,
+    nn.WeightNorm: lambda m, _: {"*": REST},
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }

@@ -34,7 +34,8 @@ def geometry(
     """Return the geometry of a model, from the types of its modules.
 
     Each type determines the axes of fan-in, fan-out, heads and taps; they are never guessed from
-    shapes. Subclasses and stacks by `nnx.vmap` are read like the modules themselves.
+    shapes. Subclasses and stacks by `nnx.vmap` are read like the modules themselves; the axes of a
+    stack are declared (`Manifold.stacked`).
 
     | module | read as |
     |---|---|
@@ -45,7 +46,7 @@ def geometry(
     | `ConvTranspose` | `convolutions`: inputs to all taps and outputs |
     | `Embed` | `embedding`: a table, a vector in each row |
     | `LSTMCell`, `GRUCell`, ... | `matrices`: a matrix per gate |
-    | norms, `PReLU`, biases, `LoRA` factors (see `lora_geometry`) | `rest` |
+    | norms, `PReLU`, biases, scales of `WeightNorm`, `LoRA` factors (`lora_geometry`) | `rest` |
 
     `Stiefel(Lipschitz())` gives every layer of `Linear` and `Conv` a Euclidean Lipschitz constant
     of at most 1, at every stride; see `norms.Lipschitz`.
@@ -61,7 +62,7 @@ def geometry(
         not influence each other's steps. By default a projection is a single matrix.
       convolutions: manifold of convolution kernels, or None; by default (`...`) as `matrices`. A
         manifold of more than two axes, such as `Euclidean(ConvRMSToRMS())`, gets the kernel tap by
-        tap.
+        tap; the norm's `tap_axes` follow the kernel.
       embedding: manifold of tables `(vocabulary, d)`, such as `EmbeddingRows()`, or None.
       rest: manifold of all other parameters, or None.
       overrides: entries that take precedence, by a pattern on the path as in `optim.by_path`, then
@@ -77,8 +78,8 @@ def geometry(
       TypeError: the type of a module is unknown (the message names paths, types and the override
         to write), or an argument is not a manifold.
       ValueError: an override matches no parameter, a shape does not fit (see
-        `optim.resolve_geometry`), the axis of a stack is ambiguous, or `Lipschitz()` cannot bound a
-        convolution.
+        `optim.resolve_geometry`), the axis of a stack is ambiguous, `Lipschitz()` cannot bound a
+        convolution, or `WeightNorm` or `SpectralNorm` rescales a constrained weight.
 
     Examples:
       >>> from flax import nnx as flax_nnx
@@ -100,7 +101,8 @@ def geometry(
         for path, _ in nnx.to_flat_state(params)
     ]
     single = reading.single_shapes(named, _SHAPES)
-    return reading.entries(named, _READERS, choices, params, single)
+    rescaling = nnx.WeightNorm, nnx.SpectralNorm
+    return reading.entries(named, _READERS, choices, params, single, rescaling)
 
 
 def lora_geometry(model: Any) -> dict[str, Entry]:
@@ -168,6 +170,7 @@ _READERS: dict[type, reading.Reader] = {
     nnx.LoRA: lambda m, _: dict.fromkeys(("lora_a", "lora_b"), Role("rest", Layout(-2, -1))),
     nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
     nnx.GRUCell: lambda m, _: _gates(3),
+    nnx.WeightNorm: lambda m, _: {"*": REST},
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }
 

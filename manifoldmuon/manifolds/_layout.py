@@ -28,7 +28,7 @@ class Layout(Value):
 
     | array | layout |
     |---|---|
-    | matrix (out, in), or a stack of matrices | `Layout()` |
+    | matrix (out, in); with a stack axis | `Layout()`; `Layout(ndim=3)` |
     | Flax kernel (in, out) | `Layout(in_axes=-2, out_axes=-1)` |
     | fused heads (d_model, heads, head_dim), as one matrix | `Layout(in_axes=0, out_axes=(1, 2))` |
     | fused heads (d_model, heads, head_dim), by heads | `Layout(in_axes=0, out_axes=2)` |
@@ -36,7 +36,7 @@ class Layout(Value):
     | fused q, k, v of grouped queries, by heads | `Layout(out_blocks=heads + 2 * kv_heads)` |
     | fused q, k, v as three whole matrices | `Layout(out_blocks=(q, k, v))`, with their lengths |
     | output projection (d_model, heads head_dim), by heads | `Layout(in_blocks=heads)` |
-    | experts (experts, in, out), by expert | `Layout(in_axes=-2, out_axes=-1)` |
+    | experts (experts, in, out), by expert | `Layout(in_axes=-2, out_axes=-1, ndim=3)` |
     | HWIO kernel, as one matrix | `Layout(in_axes=(0, 1, 2), out_axes=3)` |
     | HWIO kernel, tap by tap | `Layout(in_axes=-2, out_axes=-1, taps=(-4, -3))` |
     | OIHW kernel, as one matrix | `Layout(in_axes=(1, 2, 3), out_axes=0)` |
@@ -44,7 +44,8 @@ class Layout(Value):
 
     Taps are matrices of the same layer. A manifold of matrices treats each tap as a point, named or
     not. A manifold of kernels, such as `Euclidean(ConvRMSToRMS())`, treats the kernel as a single
-    point with leading taps, and automatic gradient descent treats it as a single layer.
+    point with as many leading axes of taps, and automatic gradient descent treats it as a single
+    layer.
 
     Blocks are consecutive: the fan-out, its axes flattened in the order named, is cut into
     `out_blocks` equal parts, the fan-in into `in_blocks`. The rearranged array is then
@@ -56,7 +57,8 @@ class Layout(Value):
     `qkv/kernel` have the paths `qkv/kernel/0`, `qkv/kernel/1`, ... in states and tables.
 
     Axis numbers count within the trailing `ndim` axes, from the back if negative and from the front
-    otherwise. All axes before these are leading axes.
+    otherwise. All axes before these are leading axes: copies that `optim` warns of unless `ndim`
+    covers them (see `Manifold.stacked`).
 
     Attributes:
       in_axes: the axis, or axes, of the fan-in.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_kind
+from manifoldmuon._internal.arguments import check_axes, check_kind, check_number
 from manifoldmuon._internal.matrices.arrays import Floats, Matrices
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
@@ -24,7 +24,8 @@ from manifoldmuon.norms import Norm, Spectral
 class Manifold(Value, abc.ABC):
     """A space of weights with a norm for its steps: a frozen, hashable value without arrays.
 
-    The trailing `ndim` axes of an array are one point; all leading axes are independent copies.
+    The trailing `ndim` axes of an array are one point; all leading axes are independent copies,
+    which a geometry declares (see `stacked`).
     Methods take the point first and must be traceable: they are traced outside of `jax.jit`, too.
     Dtype in = dtype out; arithmetic is done in float32 or wider. A manifold is not a pytree node.
 
@@ -164,6 +165,25 @@ class Manifold(Value, abc.ABC):
         """
         return self.with_axes(in_axes=-2, out_axes=-1)
 
+    def stacked(self, axes: int = 1) -> "Manifold | LaidOut":
+        """Return this manifold for arrays with leading axes of independent copies.
+
+        For scanned layers and for experts. Steps are the same without it, but `optim` warns of
+        copies that nobody declared, since a kernel (d, heads, head_dim) is not a stack of d
+        matrices. A manifold of vectors does not change: each row is a point.
+
+        Args:
+          axes: the number of leading axes; 2 for layers of experts.
+
+        Examples:
+          >>> Stiefel().stacked().ndim
+          3
+        """
+        check_number("stacked(axes)", axes, within="[0, inf)", whole=True)
+        if self.ndim < 2 or axes == 0:
+            return self
+        return LaidOut(self, Layout(ndim=self.ndim + axes))
+
 
 def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:
     """Let a method raise `ValueError` if its second argument has another shape than the point."""
@@ -210,8 +230,8 @@ AnyManifold = TypeVar("AnyManifold", bound=Manifold)
 class LaidOut(Value):
     """A manifold for arrays of another layout: an entry of a geometry, not itself a manifold.
 
-    Made by `Manifold.with_axes` and `Manifold.transposed`. Optimizers rearrange the array into the
-    manifold's layout once, and move the results back.
+    Made by `Manifold.with_axes`, `transposed` and `stacked`. Optimizers rearrange the array into
+    the manifold's layout once, and move the results back.
 
     Attributes:
       manifold: the manifold of the rearranged array; its points have at least two axes.
@@ -233,11 +253,25 @@ class LaidOut(Value):
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
                 f"{self.manifold.ndim} axes; use that manifold without one"
             )
+        layout, taken = self.layout, self.manifold.ndim - 2
+        given = len(cast(tuple[int, ...], layout.taps))
+        blocked = (layout.in_blocks, layout.out_blocks) != (1, 1)
+        if taken and taken != given and (given or blocked):
+            raise ValueError(
+                f"a point of {self.manifold} has {taken} axes of taps, and {self.layout} names"
+                f" {given}: write ConvRMSToRMS(tap_axes={given}), or Hypersphere(ndim={given + 2})"
+            )
 
     @property
     def ndim(self) -> int:
-        """Return the number of trailing axes of a weight."""
+        """Return the number of trailing axes of a weight, with its declared copies."""
         return max(self.layout.ndim, self.manifold.ndim)
+
+    def stacked(self, axes: int = 1) -> "LaidOut":
+        """Return this entry for arrays with further leading axes of independent copies."""
+        check_number("stacked(axes)", axes, within="[0, inf)", whole=True)
+        layout = dataclasses.replace(self.layout, ndim=self.ndim + axes)
+        return dataclasses.replace(self, layout=layout)
 
     def for_training(self) -> "LaidOut":
         """Return the same layout of `Manifold.for_training`."""

@@ -46,6 +46,10 @@ class WeightSpec:
         """The manifold without a layout."""
         return self.space.manifold if isinstance(self.space, LaidOut) else self.space
 
+    def entry(self) -> Manifold | LaidOut:
+        """Return the weight's entry in a geometry, which declares its copies."""
+        return self.space.stacked(self.budget.ndim + self.ndim - self.space.ndim)
+
     def inward(self, value: Any) -> Any:
         """Return a weight, a JAX or NumPy array, in the manifold's own layout."""
         return self.space.layout.inward(value) if isinstance(self.space, LaidOut) else value

@@ -134,7 +134,7 @@ class ExternalModule(Printed):
 
     def geometry(self) -> Any:
         """Return the manifold of every weight, as nested dictionaries."""
-        return _nest({path: spec.space for path, spec in self._weights().items()})
+        return _nest({path: spec.entry() for path, spec in self._weights().items()})
 
     def budgets(self) -> Any:
         """Return the budget of every weight, as nested dictionaries; see `Module.budgets`."""

@@ -163,7 +163,7 @@ class Module(Printed, abc.ABC):
 
     def geometry(self) -> Any:
         """Return the manifold of every weight, in the structure of the parameters."""
-        return self.map_weights(lambda spec: spec.space)
+        return self.map_weights(WeightSpec.entry)
 
     def budgets(self) -> Any:
         """Return the budget of every weight, in the structure of the parameters.

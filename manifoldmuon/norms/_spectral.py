@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
@@ -135,6 +136,7 @@ class ConvRMSToRMS(Norm):
 
     Attributes:
       method: method of `msign` for the duality map, as in `Spectral`.
+      tap_axes: the number of axes of taps: 1 for sequences, 2 for images, 3 for volumes.
 
     Examples:
       >>> round(float(ConvRMSToRMS().norm(jnp.ones((3, 3, 4, 4)))), 3)
@@ -142,51 +144,60 @@ class ConvRMSToRMS(Norm):
     """
 
     method: MsignMethod | None = None
-    ndim: ClassVar[int] = 4
+    tap_axes: int = 2
 
     def __post_init__(self):
+        check_fields(self, tap_axes="[1, inf)")
         if self.method is not None:
             MsignMethod.check("ConvRMSToRMS.method", self.method)
 
-    def norm(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
-        found = largest(self._tap(weight).norm(upcast(weight)), (-2, -1))
+    @property
+    def ndim(self) -> int:
+        return self.tap_axes + 2
+
+    @property
+    def _taps(self) -> tuple[int, ...]:
+        return tuple(range(-self.tap_axes, 0))
+
+    def norm(self, weight: Float[Array, "*kernels m n"]) -> Numbers:
+        found = largest(self._tap(weight).norm(upcast(weight)), self._taps)
         return found.astype(weight.dtype)
 
-    def dual_norm(self, grad: Float[Array, "*batch h w m n"]) -> Numbers:
+    def dual_norm(self, grad: Float[Array, "*kernels m n"]) -> Numbers:
         tap = self._tap(grad)
-        scaled, exponent = scale_to_unit_exponent(grad, 4)
-        total = jnp.sum(tap.dual_norm(scaled), axis=(-2, -1))
+        scaled, exponent = scale_to_unit_exponent(grad, self.ndim)
+        total = jnp.sum(tap.dual_norm(scaled), axis=self._taps)
         return times_power_of_two(total, exponent).astype(grad.dtype)
 
-    def dualize(self, grad: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
+    def dualize(self, grad: Float[Array, "*kernels m n"]) -> Float[Array, "*kernels m n"]:
         return self._tap(grad).dualize(grad)
 
     def gap(
-        self, grad: Float[Array, "*batch h w m n"], direction: Float[Array, "*batch h w m n"]
+        self, grad: Float[Array, "*kernels m n"], direction: Float[Array, "*kernels m n"]
     ) -> Numbers:
         unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
-        gained, missed = nuclear_parts(scale_to_unit_exponent(grad, 4)[0], unit)
-        return _gap(jnp.sum(gained, axis=(-2, -1)), jnp.sum(missed, axis=(-2, -1)))
+        gained, missed = nuclear_parts(scale_to_unit_exponent(grad, self.ndim)[0], unit)
+        return _gap(jnp.sum(gained, axis=self._taps), jnp.sum(missed, axis=self._taps))
 
-    def project(self, weight: Float[Array, "*batch h w m n"]) -> Float[Array, "*batch h w m n"]:
+    def project(self, weight: Float[Array, "*kernels m n"]) -> Float[Array, "*kernels m n"]:
         return self._tap(weight).project(weight)
 
-    def bound(self, weight: Float[Array, "*batch h w m n"]) -> Numbers:
-        return largest(self._tap(weight).bound(weight), (-2, -1))
+    def bound(self, weight: Float[Array, "*kernels m n"]) -> Numbers:
+        return largest(self._tap(weight).bound(weight), self._taps)
 
-    def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*batch h w n"]:
+    def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*kernels n"]:
         return Spectral().init_vectors(shape)
 
     def estimate(
-        self, weight: Float[Array, "*batch h w m n"], vectors: Any, iterations: PowerIterations
+        self, weight: Float[Array, "*kernels m n"], vectors: Any, iterations: PowerIterations
     ) -> tuple[Numbers, Any]:
         sizes, vectors = self._tap(weight).estimate(upcast(weight), vectors, iterations)
-        return largest(sizes, (-2, -1)).astype(weight.dtype), vectors
+        return largest(sizes, self._taps).astype(weight.dtype), vectors
 
-    def _tap(self, kernel: Float[Array, "*batch h w m n"]) -> Spectral:
+    def _tap(self, kernel: Float[Array, "*kernels m n"]) -> Spectral:
         """Return the norm of a tap; a kernel of norm 1 has at most 1 in each tap."""
-        trailing(kernel, 4)
-        taps = max(math.prod(kernel.shape[-4:-2]), 1)
+        trailing(kernel, self.ndim)
+        taps = max(math.prod(kernel.shape[-self.ndim : -2]), 1)
         return Spectral(self.method, FanRatio(1 / taps))
 
 

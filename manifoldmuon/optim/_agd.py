@@ -160,8 +160,9 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
     places = _find_layouts(layouts, params)
     leaves, entries = places.leaves(params), {}
     for place in places.real:
-        layout = places.values[place]
-        entries[place] = LaidOut(Stiefel(_size(layout, jnp.shape(leaves[place]))), layout)
+        layout, shape = places.values[place], jnp.shape(leaves[place])
+        entry = LaidOut(Stiefel(_size(layout, shape)), layout)
+        entries[place] = entry.stacked(len(shape) - entry.ndim)
     return init_tree(places.fill(params, entries), key, params)
 
 

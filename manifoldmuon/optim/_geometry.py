@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import operator
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +25,7 @@ from manifoldmuon._internal.trees.paths import (
 from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
+_SHOWN = 5  # maximum number of parameters listed in a warning
 Entry = Manifold | LaidOut
 Geometry = Spec[Entry | None]
 """A prefix tree of `Manifold`, `LaidOut` and None, a `by_path` object, or a function of path and
@@ -71,7 +74,9 @@ def resolve_geometry(geometry: Geometry, params: Any) -> Any:
     return places.fill(params, {i: places.values[i] for i in places.real})
 
 
-def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: bool = True) -> Places:
+def find_manifolds(
+    geometry: Geometry, params: Any, rest: bool = False, cut: bool = True, warn: bool = True
+) -> Places:
     """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked.
 
     Unequal blocks of a parameter become separate leaves, each with its path and entry.
@@ -81,12 +86,15 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
       params: the parameters.
       rest: whether to allow the entry None; `Places.rest` then lists these parameters.
       cut: False leaves unequal blocks together.
+      warn: whether to warn of copies that the geometry does not declare.
 
     Raises:
       TypeError: see `resolve_geometry`.
       ValueError: an entry is None and `rest` is False; see `resolve_geometry`.
     """
     places = find_places(geometry, params, _check_manifold, "geometry")
+    if warn:
+        _warn_of_copies(places, params)
     left = tuple([place for place in places.real if places.values[place] is None])
     if not left:
         return cut_places(places) if cut else places
@@ -99,6 +107,33 @@ def find_manifolds(geometry: Geometry, params: Any, rest: bool = False, cut: boo
     real = tuple([place for place in places.real if places.values[place] is not None])
     places = dataclasses.replace(places, real=real, rest=left)
     return cut_places(places) if cut else places
+
+
+def _warn_of_copies(places: Places, params: Any) -> None:
+    leaves, found = places.leaves(params), []
+    for i in places.real:
+        entry, shape = places.values[i], jnp.shape(leaves[i])
+        if entry is None or entry.ndim < 2:
+            continue
+        before = len(shape) - entry.ndim
+        if (copies := math.prod(shape[:before])) > 1:
+            point = " x ".join(map(str, shape[before:]))
+            found.append(f"{places.paths[i]!r} {shape} as {copies} of {point}")
+    if found:
+        _warn_once(tuple(found))
+
+
+@functools.lru_cache(maxsize=512)
+def _warn_once(found: tuple[str, ...]) -> None:
+    """Warn once in a process: the transformations of a chain find the same copies."""
+    texts = [*found[:_SHOWN], *([f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])]
+    warnings.warn(
+        f"the geometry takes leading axes for independent copies: {', '.join(texts)}."
+        " If they are copies, such as scanned layers or experts, declare them: manifold.stacked()."
+        " If not, name the axes of fan-in and fan-out: manifold.with_axes(in_axes, out_axes), or"
+        " let manifoldmuon.frameworks.nnx.geometry (or linen, equinox, haiku) read the model.",
+        stacklevel=6,
+    )
 
 
 @functools.lru_cache(maxsize=512)

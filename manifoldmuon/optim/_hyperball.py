@@ -81,7 +81,7 @@ def hyperball(
 
     Examples:
       >>> params = {"kernel": jnp.ones((2, 4, 4)), "bias": jnp.zeros((2, 4))}
-      >>> geometry = {"kernel": mm.manifolds.Hypersphere(ndim=2), "bias": None}
+      >>> geometry = {"kernel": mm.manifolds.Hypersphere(ndim=2).stacked(), "bias": None}
       >>> adamh = hyperball(optax.scale_by_adam(), 0.02, geometry)
       >>> tx = mm.optim.hybrid(adamh, geometry, optax.adam(1e-3))
       >>> updates, _ = tx.update(params, tx.init(params), params)

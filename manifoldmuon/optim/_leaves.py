@@ -149,7 +149,7 @@ def check_updates(
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
-    places = find_manifolds(geometry, params, rest, cut=False)
+    places = find_manifolds(geometry, params, rest, cut=False, warn=False)
     if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
         raise ValueError(f"{name}: {_difference(places, updates, found)}")
     trees = places.paths, places.leaves(params), places.leaves(updates)
@@ -211,7 +211,7 @@ def _kind(leaf: Leaf) -> Any:
     shape = inner_shape(leaf.entry, leaf.arrays[0].shape)
     shapes = *(x.shape for x in jax.tree.leaves(leaf.carried)), *(x.dtype for x in arrays)
     # On an explicit mesh the layout determines which axes of the stack are divided.
-    layout = None if explicit_mesh(leaf.arrays[0]) is None else leaf.entry
+    layout = None if explicit_mesh(leaf.arrays[0]) is None else _order(leaf) or leaf.entry
     shardings = tuple([getattr(x, "sharding", None) for x in places])  # NumPy arrays have none
     return manifold_of(leaf.entry), shape, treedef, shapes, shardings, layout
 
@@ -222,15 +222,18 @@ def _mesh_of(leaf: Leaf) -> Any:
     return working_mesh(leaf.arrays[0]) if mesh is None else mesh
 
 
+def _order(leaf: Leaf) -> tuple[int, ...] | None:
+    """Return `Layout.permutation` of a leaf."""
+    ndim, entry = leaf.arrays[0].ndim, leaf.entry
+    return entry.layout.permutation(ndim) if isinstance(entry, LaidOut) else tuple(range(ndim))
+
+
 def _division(leaf: Leaf) -> Division | None:
     """Return how an explicit mesh divides the points of a leaf; None if unknown."""
     point, entry = leaf.arrays[0], leaf.entry
     if explicit_mesh(point) is None:
         return None
-    order = range(point.ndim)
-    if isinstance(entry, LaidOut):
-        order = entry.layout.permutation(point.ndim)
-    if order is None:
+    if (order := _order(leaf)) is None:
         return None
     spec = [*jax.typeof(point).sharding.spec, *[None] * point.ndim][: point.ndim]
     axes = [names if isinstance(names, tuple) else (names,) if names else () for names in spec]

@@ -76,10 +76,25 @@ def retract(geometry: Geometry) -> Transformation:
                 f"parameters are far from their manifolds: {', '.join(shown)}."
                 " Start from optim.project_tree(geometry, params), which gives the nearest points,"
                 " or from optim.init_tree(geometry, key, params), which gives random points."
+                + _hint_for_zeros(geometry, params, far)
             )
         return optax.EmptyState()
 
     return transformation(update_fn, init_fn, kind=Terminal)
+
+
+def _hint_for_zeros(geometry: Geometry, params: Any, far: Any) -> str:
+    """Return a hint if parameters are zero: their projection is arbitrary."""
+    places = find_manifolds(geometry, params, cut=False)
+    leaves = zip(places.paths, places.leaves(params), strict=True)
+    zero = [path for path, leaf in leaves if path in far and not np.any(leaf)]
+    if not zero:
+        return ""
+    return (
+        f" No point is nearest to the zeros of {zero[:_SHOWN]}: project_tree would change what the"
+        " model computes. For a factor of an adapter that starts at zero, let it be free and"
+        " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's convention."
+    )
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:

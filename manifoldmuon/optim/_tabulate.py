@@ -108,7 +108,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       `manifold`, `budget` and `layout`. A parameter with the entry None is shown as `rest`.
 
     Examples:
-      >>> table = tabulate(mm.manifolds.Stiefel(), {"w": jnp.ones((5, 4, 3))})
+      >>> table = tabulate(mm.manifolds.Stiefel().stacked(), {"w": jnp.ones((5, 4, 3))})
       >>> table.rows[0].copies, table.rows[0].fan_in
       (5, 3)
     """

@@ -20,7 +20,7 @@ import optax
 from jaxtyping import Array, Float
 
 from manifoldmuon.linalg import MUON, NewtonSchulz
-from manifoldmuon.manifolds import Euclidean
+from manifoldmuon.manifolds import Euclidean, LaidOut
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, StiefelSolver
 from manifoldmuon.norms import Spectral
 from manifoldmuon.optim import (
@@ -44,6 +44,13 @@ BJORCK_STEPS = 12
 
 FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
 """Muon as published: five Newton-Schulz steps after Frobenius normalisation."""
+
+
+def flat(manifolds: Any) -> Any:
+    """Return `FLAT` for every matrix, in the layouts of these manifolds."""
+    return jax.tree.map(
+        lambda x: LaidOut(FLAT, x.layout) if isinstance(x, LaidOut) else FLAT, manifolds
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +107,7 @@ class MuonRetraction(Method):
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
         return chain(
             optax.trace(momentum, nesterov=True),
-            scale_by_steepest(FLAT, track_gap=False),
+            scale_by_steepest(flat(manifolds), track_gap=False),
             optax.scale_by_learning_rate(rate),
             retract(manifolds),
         )
@@ -185,8 +192,7 @@ class BjorckMuon(Bjorck):
     """Björck's iteration with Muon instead of Adam on the free arrays."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        del manifolds
-        return muon(rate, FLAT, momentum)
+        return muon(rate, flat(manifolds), momentum)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -144,9 +144,9 @@ class _Program:
         rigid = training.architecture.network(image, training.classes, method.solver)
         shapes = jax.eval_shape(rigid.init, jax.random.key(0))
         self.structure = jax.tree.structure(shapes)
-        manifolds = self.structure.flatten_up_to(rigid.geometry())
-        self.matrix = [manifold.constrained for manifold in manifolds]
-        self.manifolds = [manifold for manifold in manifolds if manifold.constrained]
+        specs = jax.tree.leaves(rigid.weights())
+        self.matrix = [spec.manifold.constrained for spec in specs]
+        self.manifolds = [spec.entry() for spec in specs if spec.manifold.constrained]
         self.first = rigid.init
         self.begin = jax.jit(self._begin)
         self.weights = jax.jit(self._weights)

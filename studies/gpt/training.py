@@ -65,7 +65,7 @@ def run(settings: Any, text: Text, seed: int) -> tuple[dict[str, Any], Any]:
         milliseconds.append(1e3 * (time.perf_counter() - begun) / len(starts))
         losses += np.asarray(found, np.float64).tolist()
         if job.constrained:
-            far = largest_distance(job.network.geometry(), passed)
+            far = largest_distance(job.network, passed)
             distance = far if distance is None else float(np.maximum(distance, far))
         last = start + CHUNK >= settings.steps
         if number % NOTE == NOTE - 1 or last:
@@ -118,14 +118,15 @@ def chunk_of_steps(job: Job, context: int) -> Callable[..., Any]:
     return chunk
 
 
-def largest_distance(geometry: Any, weights: Any) -> float:
+def largest_distance(network: Any, weights: Any) -> float:
     """Return the largest distance in stacks of weights, relative to the manifolds' scales.
 
     Computed in float64 by NumPy, a matrix at a time: independent batches of eigenvalue problems
     in a single XLA program can deadlock on a CPU with two cores.
     """
     worst = [0.0]
-    for manifold, w in zip(jax.tree.leaves(geometry), jax.tree.leaves(weights), strict=True):
+    specs = jax.tree.leaves(network.weights())
+    for manifold, w in zip([x.manifold for x in specs], jax.tree.leaves(weights), strict=True):
         wide = np.asarray(w, np.float64)
         if not np.isfinite(wide).all():  # LAPACK would raise
             return float("nan")

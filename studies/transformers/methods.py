@@ -206,7 +206,7 @@ def optimizer(
     def rate(step: Any) -> Any:
         return knobs.rate * schedule(step)
 
-    flat = Euclidean(RMSToRMS(TRAINING_MSIGN))
+    flat, sphere = Euclidean(RMSToRMS(TRAINING_MSIGN)).stacked(), Hypersphere(ndim=2).stacked()
     momentum = trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
     steps = chain(momentum, scale_by_steepest(flat, track_gap=False))
@@ -214,21 +214,19 @@ def optimizer(
     decayed = [optax.add_decayed_weights(knobs.decay), optax.scale_by_learning_rate(rate)]
     ball = functools.partial(hyperball, learning_rate=rate, radial=knobs.radial)
     if program in SETS:
-        set_ = SETS[program]
+        set_ = SETS[program].stacked()
         links = [scale_by_steepest(set_, track_gap=False), optax.scale_by_learning_rate(rate)]
         return chain(momentum, *links, retract(set_))
     makers: dict[str, Any] = {
         "Adam": lambda: optax.chain(adam, *decayed),
         "Muon": lambda: optax.chain(steps, *decayed),
         "NorMuon": lambda: optax.chain(steps, scale_by_neuron_rms(flat), *decayed),
-        "Adam, sphere": lambda: ball(adam, geometry=Hypersphere(ndim=2)),
+        "Adam, sphere": lambda: ball(adam, geometry=sphere),
         "Aurora": lambda: optax.chain(even, *decayed),
-        "Aurora, sphere": lambda: ball(even, geometry=Hypersphere(ndim=2)),
+        "Aurora, sphere": lambda: ball(even, geometry=sphere),
         "Aurora, streams": lambda: _with_ends_transposed(ball(even, geometry=Hypersphere())),
-        "NorMuon, sphere": lambda: ball(
-            chain(steps, scale_by_neuron_rms(flat)), geometry=Hypersphere(ndim=2)
-        ),
-        "Muon, sphere": lambda: ball(steps, geometry=Hypersphere(ndim=2)),
+        "NorMuon, sphere": lambda: ball(chain(steps, scale_by_neuron_rms(flat)), geometry=sphere),
+        "Muon, sphere": lambda: ball(steps, geometry=sphere),
         "Muon, rows": lambda: ball(steps, geometry=Hypersphere()),
         "Muon, streams": lambda: _with_ends_transposed(ball(steps, geometry=Hypersphere())),
     }

@@ -21,7 +21,7 @@ SHAPES = {"w": (6, 4), "kernel": (3, 5), "stack": (2, 3, 4), "fused": (6, 3), "b
 GEOMETRY = {
     "w": MUON,
     "kernel": MUON.transposed(),
-    "stack": MUON,
+    "stack": MUON.stacked(),
     "fused": LaidOut(MUON, Layout(out_blocks=2)),
     "bias": Euclidean(),
 }

@@ -49,13 +49,13 @@ def test_module_types_get_expected_manifolds(per_head):
     kernel = W.transposed()
     heads, out = W.with_axes(-3, (-2, -1)), W.with_axes((-3, -2), -1)
     if per_head:
-        heads, out = W.with_axes(-3, -1), kernel
+        heads, out = W.with_axes(-3, -1), kernel.stacked()
     attention = "blocks/attention"
     wanted = {
         "embed/embedding": EmbeddingRows(),
-        **{f"{attention}/{name}/kernel": heads for name in ("query", "key", "value")},
-        f"{attention}/out/kernel": out,
-        "blocks/Dense_0/kernel": kernel,
+        **{f"{attention}/{x}/kernel": heads.stacked() for x in ("query", "key", "value")},
+        f"{attention}/out/kernel": out.stacked(),
+        "blocks/Dense_0/kernel": kernel.stacked(),
         **{f"lstm/{x}{y}/kernel": kernel for x in "ih" for y in "ifgo"},
         **{f"gru/{x}{y}/kernel": kernel for x in "ih" for y in "rzn"},
         "conv/kernel": W.with_axes((-3, -2), -1),

@@ -72,13 +72,18 @@ INNER, KERNEL = Probe(), Probe(ndim=4)
 # axes are merged.
 LAYOUTS = {
     "flax kernel": (INNER.with_axes(0, 1), (3, 5), "io->oi", None),
-    "stack of flax kernels": (INNER.with_axes(-2, -1), (2, 3, 5), "lio->loi", None),
+    "stack of flax kernels": (INNER.transposed().stacked(), (2, 3, 5), "lio->loi", None),
     "fused heads": (INNER.with_axes(0, (1, 2)), (3, 2, 4), "ihd->hdi", (8, 3)),
     "order of the axes named": (INNER.with_axes((1, 0), 2), (2, 4, 3), "hdo->odh", (3, 8)),
     "hwio flattened": (INNER.with_axes((0, 1, 2), 3), (3, 2, 2, 5), "hwio->ohwi", (5, 12)),
     "hwio, taps named": (INNER.with_axes(-2, -1, taps=(-4, -3)), (3, 2, 2, 5), "hwio->hwoi", None),
     "oihw by taps, ndim said": (INNER.with_axes(1, 0, ndim=4), (5, 2, 3, 2), "oihw->hwoi", None),
-    "conv norm, a stack": (KERNEL.with_axes(-2, -1), (4, 3, 2, 2, 5), "lhwio->lhwoi", None),
+    "conv norm, a stack": (
+        KERNEL.transposed().stacked(),
+        (4, 3, 2, 2, 5),
+        "lhwio->lhwoi",
+        None,
+    ),
     "conv norm, oihw": (KERNEL.with_axes(1, 0, taps=(2, 3)), (5, 2, 3, 2), "oihw->hwoi", None),
     "conv norm, taps behind a stack": (
         KERNEL.with_axes(-2, -1, taps=(-5, -3)),

@@ -9,6 +9,7 @@ import pytest
 from manifoldmuon.manifolds import Euclidean, Grassmann, Stiefel, low_rank
 from manifoldmuon.manifolds.retractions import QR, Polar
 from manifoldmuon.norms import FanRatio, RMSToRMS
+from manifoldmuon.optim import manifold_muon, project_tree
 from tests.compiled import ask, point_of
 from tests.manifolds.optima import optimum
 from tests.manifolds.training import train
@@ -65,6 +66,18 @@ def test_training_finds_the_leading_subspace():
     _, values, distance = train(Grassmann(), shape, lambda w: 9 - jnp.sum(w * (spread @ w)))
     assert values[-1] < 2e-3 * values[0]
     assert max(jax.tree.leaves(distance)) < 2e-6
+
+
+def test_adapter_with_zero_b_is_told_which_factor_to_constrain():
+    """PEFT's convention: projecting B = 0 would change the pretrained model."""
+    adapter = {"A": normal(2, 2, 5), "B": np.zeros((8, 2), np.float32)}
+    with pytest.raises(ValueError, match=r"zeros of \['B'\]: project_tree would change .*zero='B'"):
+        manifold_muon(0.1, low_rank((8, 5), 2)).init(adapter)
+    geometry = low_rank((8, 5), 2, zero="B")
+    assert geometry == {"A": Stiefel(FanRatio()), "B": Euclidean(RMSToRMS())}
+    projected = project_tree(geometry, adapter)
+    np.testing.assert_array_equal(projected["B"] @ projected["A"], np.zeros((8, 5)))
+    manifold_muon(0.1, geometry).init(projected)
 
 
 def test_training_fits_low_rank_adapter():

@@ -162,7 +162,8 @@ def test_unconstrained_param_keeps_its_norm(name):
     free = param.unconstrained()
     assert free == Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
     assert free.unconstrained() == free
-    assert ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm)}}
+    copies = 4 - manifold.ndim  # `ndim` declares them
+    assert ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm).stacked(copies)}}
     if manifold.ndim == 2:
         assert Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
             Euclidean(norm), Layout(in_axes=-2, out_axes=-1)

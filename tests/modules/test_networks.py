@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import scipy.special
 
-from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Stiefel
 from manifoldmuon.modules import (
     Conv2D,
     FunctionalAttention,
@@ -96,7 +96,8 @@ def test_mlp_has_equal_budgets():
 
 def test_constrained_gpt_manifolds():
     net = gpt(7, 6, 2, 3).constrained()
-    kinds = [type(m) for m in jax.tree.leaves(net.geometry())]
+    entries = jax.tree.leaves(net.geometry())
+    kinds = [type(x.manifold if isinstance(x, LaidOut) else x) for x in entries]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
     assert net.unconstrained() == gpt(7, 6, 2, 3)
 

@@ -102,7 +102,7 @@ SETS = {"space": (6, 2), "spectrum": (4, 2), "fixed": (2, 4, 2)}
 SET_GEOMETRY = {
     "space": Grassmann(),
     "spectrum": Isospectral((2.0, 0.5)),
-    "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()),  # multipliers are carried
+    "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()).stacked(),  # multipliers are carried
 }
 
 
@@ -245,7 +245,7 @@ INSTANCES = {
     ),
     "hyperball": Instance(
         on_spheres,
-        {"w": SPHERE.transposed(), "stack": SPHERE, "bias": Euclidean()},
+        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
         {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
         {"learning_rate": 0.1},
         scale_free=False,

@@ -88,7 +88,7 @@ def test_match_norms_changes_only_norms():
         }
         for i in (1, 2)
     )
-    geometry = {"w": MATRIX, "b": Euclidean(), "rest": None}
+    geometry = {"w": MATRIX.stacked(), "b": Euclidean(), "rest": None}
     found = match_norms(geometry, other, params)
     norms = [np.linalg.norm(x["w"], axis=(1, 2)) for x in (found, params, other)]
     np.testing.assert_allclose(norms[0], norms[1], rtol=1e-6)

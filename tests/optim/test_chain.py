@@ -120,7 +120,7 @@ def test_injected_learning_rate_can_be_changed():
 @pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
 def test_alias_equals_handwritten_chain(share):
     """Matrices of a stack may have separate budgets."""
-    geometry = {"w": Stiefel(), "stack": Stiefel(2.0), "bias": Euclidean()}
+    geometry = {"w": Stiefel(), "stack": Stiefel(2.0).stacked(), "bias": Euclidean()}
     budgets = {"w": 3.0, "stack": share, "bias": 2.0}
     rate = optax.linear_schedule(0.1, 0.2, 2)
     shapes = {"w": (6, 3), "stack": (2, 4, 8), "bias": (5,)}

@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 DEFAULT = optim.manifold_muon(0.02, Stiefel())
 TRAINING = optim.manifold_muon(0.02, Stiefel().for_training())
+STACKED = [optim.manifold_muon(0.02, x.stacked()) for x in (Stiefel(), Stiefel().for_training())]
 
 
 def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) -> int:
@@ -40,9 +41,9 @@ def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) 
         (TRAINING, (64, 32), 55),
         (DEFAULT, (64, 32), 43),
         (TRAINING, (48, 48), 41),
-        (TRAINING, (12, 256, 64), 65),
+        (STACKED[1], (12, 256, 64), 65),
         (DEFAULT, (48, 48), 38),
-        (DEFAULT, (12, 256, 128), 133),
+        (STACKED[0], (12, 256, 128), 133),
     ],
     ids=[
         "muon",

@@ -23,7 +23,7 @@ SHAPES = {"w": (5, 4), "kernel": (3, 5), "stack": (2, 3, 4, 3), "fused": (6, 3),
 GEOMETRY = {
     "w": SPHERE,
     "kernel": SPHERE.transposed(),
-    "stack": SPHERE,
+    "stack": SPHERE.stacked(2),
     "fused": LaidOut(SPHERE, Layout(out_blocks=2)),
     "bias": Euclidean(),
 }
@@ -122,12 +122,12 @@ def test_each_expert_keeps_its_norm():
     scales = np.array([0.5, 1.0, 3.0], np.float32)[:, None, None]
     params = {"experts": drawn(7, {"x": (2, 3, 4, 5)})["x"] * scales}  # layers, experts, in, out
     batches = [drawn(30 + i, {"experts": (2, 3, 4, 5)}) for i in range(5)]
-    own, _ = train(hyperball(optax.identity(), 0.5, SPHERE), params, batches)
+    own, _ = train(hyperball(optax.identity(), 0.5, SPHERE.stacked(2)), params, batches)
     np.testing.assert_allclose(
         sizes(own["experts"], (2, 3)), sizes(params["experts"], (2, 3)), rtol=1e-6
     )
     # `ndim=3` keeps the joint norm of the experts instead.
-    all_experts = hyperball(optax.identity(), 0.5, Hypersphere(ndim=3))
+    all_experts = hyperball(optax.identity(), 0.5, Hypersphere(ndim=3).stacked())
     found, _ = train(all_experts, params, batches)
     before, after = (sizes(x["experts"], (1, 2, 3)) for x in (params, found))
     np.testing.assert_allclose(after, before, rtol=1e-6)
@@ -149,7 +149,7 @@ def test_norms_count_each_shard_once(mesh):
     mesh = jax.make_mesh(*MESHES[mesh])
     places = {k: NamedSharding(mesh, PartitionSpec(*spec)) for k, spec in PLACES.items()}
     shapes = {"w": (8, 6), "kernel": (5, 8), "experts": (2, 4, 3, 6)}
-    geometry = {"w": SPHERE, "kernel": SPHERE.transposed(), "experts": SPHERE}
+    geometry = {"w": SPHERE, "kernel": SPHERE.transposed(), "experts": SPHERE.stacked(2)}
     params, tx = drawn(8, shapes), hyperball(optax.trace(0.9), 0.1, geometry, radial=0.5)
     check_sharding(tx, params, drawn(9, shapes), places)
     link: Any = keep_norms(geometry)
@@ -165,7 +165,7 @@ def test_sharded_experts_are_not_gathered(mesh):
     mesh = jax.make_mesh((8,), ("expert",), MESHES[mesh][2][:1])
     place = NamedSharding(mesh, PartitionSpec(None, "expert"))
     params = {"experts": jax.device_put(drawn(10, {"x": (2, 8, 4, 6)})["x"], place)}
-    tx = hyperball(optax.scale_by_adam(), 0.1, SPHERE.transposed(), radial=0.5)
+    tx = hyperball(optax.scale_by_adam(), 0.1, SPHERE.transposed().stacked(2), radial=0.5)
     with jax.set_mesh(mesh):
         step = jax.jit(tx.update).lower(params, tx.init(params), params).compile()
     moves = r"(all-gather|all-to-all|all-reduce|collective-permute|reduce-scatter)"
@@ -189,10 +189,11 @@ def test_init_takes_radius_from_given_weights():
 @pytest.mark.parametrize("entry", [0.0, 3e38, np.nan])
 def test_zero_or_nonfinite_norms_raise(entry):
     params = {"w": jnp.ones((2, 3)), "out": jnp.full((2, 3, 2), entry)}
+    geometry = {"w": SPHERE, "out": SPHERE.stacked()}
     with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero, or"):
-        keep_norms(SPHERE).init(params)
+        keep_norms(geometry).init(params)
     # Inside jit the radius becomes NaN instead of an error.
-    state = jax.jit(keep_norms(SPHERE).init)(params)
+    state = jax.jit(keep_norms(geometry).init)(params)
     assert np.isfinite(state.radius["w"])
     assert np.all(np.isnan(state.radius["out"]))
 
@@ -200,7 +201,8 @@ def test_zero_or_nonfinite_norms_raise(entry):
 def test_explicit_radius_allows_zero_weights():
     zero = {"w": jnp.ones((2, 3)), "out": jnp.zeros((2, 3, 2))}
     radius = optim.by_path({"out": RootRank(3.0), "**": None})
-    tx = hyperball(optax.identity(), 0.1, SPHERE, radius=radius)
+    geometry = {"w": SPHERE, "out": SPHERE.stacked()}
+    tx = hyperball(optax.identity(), 0.1, geometry, radius=radius)
     found, _ = train(tx, zero, [{"w": jnp.ones((2, 3)), "out": jnp.ones((2, 3, 2))}])
     np.testing.assert_allclose(sizes(found["out"], (1, 2)), 3 * np.sqrt(2), rtol=1e-6)
     np.testing.assert_allclose(np.linalg.norm(found["w"]), np.sqrt(6), rtol=1e-6)
@@ -298,7 +300,7 @@ def test_hypersphere_rows_keep_their_norms():
 def test_norms_do_not_drift_over_100000_steps(dtype):
     """The radius is stored in the state; recomputing it each step accumulates rounding errors."""
     start = (3 * jax.random.normal(jax.random.key(0), (2, 8, 8))).astype(dtype)
-    tx = hyperball(optax.identity(), 0.02, SPHERE)
+    tx = hyperball(optax.identity(), 0.02, SPHERE.stacked())
 
     def run(update):
         def step(i, carry):

@@ -18,7 +18,8 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar
 from tests.optim.training import train
 
 KERNEL = Stiefel(solver=ProjectedPolar()).transposed()
-GEOMETRY = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
+MATRICES = {"stack/kernel": KERNEL.stacked(), "**/kernel": KERNEL}
+GEOMETRY = optim.by_path(MATRICES | {"**/bias": Euclidean()})
 PATHS = {f"{layer}/{leaf}" for layer in ("first", "list/0", "stack") for leaf in ("kernel", "bias")}
 KERNELS = {path for path in PATHS if path.endswith("kernel")}
 
@@ -70,7 +71,7 @@ MUON = optim.manifold_muon(0.1, GEOMETRY, weight_decay=0.1)
 EVERY_TX = {
     "manifold_muon": MUON,
     "rest": optim.manifold_muon(
-        0.1, optim.by_path({"**/kernel": KERNEL, "**/bias": None}), rest=optax.adamw(0.01)
+        0.1, optim.by_path(MATRICES | {"**/bias": None}), rest=optax.adamw(0.01)
     ),
     "wrapped": optax.MultiSteps(
         optax.partition(
@@ -108,7 +109,8 @@ def test_nnx_optimizer_matches_optax_loop(name):
 
 def test_radii_are_found_in_boxed_states():
     model = Net(nnx.Rngs(0))
-    spheres = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
+    sphere = Hypersphere(ndim=2)
+    spheres = optim.by_path({"stack/kernel": sphere.stacked(), "**/kernel": sphere, "**": None})
     tx = optim.muonh(0.1, spheres, rest=optax.adamw(0.01))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     before = plain(nnx.state(model, nnx.Param))
@@ -137,7 +139,7 @@ def test_boxes_are_not_in_paths():
     variables = nnx.state(Net(nnx.Rngs(0)), nnx.Param)
     assert set(optim.monitor_distance(GEOMETRY, variables)) == PATHS
     # The geometry may be boxed too.
-    geometry = of_kernels(variables, KERNEL, Euclidean())
+    geometry = optim.resolve_geometry(GEOMETRY, variables)
     for params in (variables, nnx.to_pure_dict(variables)):
         assert set(optim.monitor_distance(geometry, params)) == PATHS
     shapes = jax.eval_shape(lambda: plain(variables))
@@ -148,8 +150,9 @@ def test_boxes_are_not_in_paths():
 def test_linen_partitioned_parameters_are_unboxed():
     init = nn.with_partitioning(nn.initializers.lecun_normal(), (None, None))
     variables = nn.Dense(4, kernel_init=init).init(jax.random.key(0), X)
-    assert optim.resolve_geometry(GEOMETRY, variables)["params"]["kernel"].value == KERNEL
-    distances = optim.monitor_distance(GEOMETRY, variables)
+    geometry = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
+    assert optim.resolve_geometry(geometry, variables)["params"]["kernel"].value == KERNEL
+    distances = optim.monitor_distance(geometry, variables)
     assert set(distances) == {"params/kernel", "params/bias"}
 
 

@@ -31,7 +31,7 @@ from tests.compiled import ask, point_of
 from tests.optim.training import drawn
 
 GEOMETRY = {
-    "layers": Euclidean(RMSToRMS()),
+    "layers": Euclidean(RMSToRMS()).stacked(),
     "flax": Euclidean(RMSToRMS()).transposed(),
     "hwio": Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
     "oihw": Euclidean(Spectral()).with_axes(in_axes=-3, out_axes=-4),
@@ -167,7 +167,9 @@ def test_step_at_boundary_cannot_leave_convex_set():
     updates[:, 2, 1] = 1.0
     wanted = updates * np.array([[1, 1], [0, 1]])[:, None]
     points = np.stack([point, point])
-    for link in (optim.normalize(optax.identity(), ball), contrib.scale_by_neuron_rms(ball)):
+    geometry = ball.stacked()
+    links = optim.normalize(optax.identity(), geometry), contrib.scale_by_neuron_rms(geometry)
+    for link in links:
         tx: Any = link
         found = ask(lambda g, w, tx=tx: tx.update(g, tx.init(w), w)[0], np.float32(updates), points)
         np.testing.assert_array_equal(np.abs(found) > 1e-6, wanted != 0)

@@ -15,7 +15,7 @@ SHAPES = {"w": (6, 3), "kernel": (3, 6), "stack": (2, 5, 3), "sphere": (2, 4), "
 GEOMETRY = {
     "w": Stiefel(),
     "kernel": Stiefel().transposed(),
-    "stack": Stiefel(),
+    "stack": Stiefel().stacked(),
     "sphere": Hypersphere(scale=2.0),
     "bias": Euclidean(),
 }

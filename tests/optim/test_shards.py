@@ -46,6 +46,7 @@ OPTIMIZERS = {
     "manifold_muon": optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar())),
 }
 # Sixteen squares, eight tall and eight wide matrices: two and one for each of eight devices.
+STACKED = optim.manifold_muon(0.02, Stiefel(solver=ProjectedPolar()).stacked())
 LAYERS, WIDTH, NAMES = 8, 32, ("q", "o", "up", "down")
 FEWER = ("q", "up")
 
@@ -110,7 +111,7 @@ def alone(
 ) -> tuple[Any, Any, float]:
     """Return parameters and state after a step on a single device, and its operations."""
     params, grads = (tree(seed, layers, stacked, names) for seed in (0, 1))
-    tx = OPTIMIZERS[name]
+    tx = STACKED if stacked else OPTIMIZERS[name]
     state = tx.init(params)
 
     def program():
@@ -367,7 +368,7 @@ def test_divided_work_supports_grad_and_vmap(mesh):
 
 def test_scan_stacked_layers_on_two_axes():
     mesh = jax.make_mesh((4, 2), ("data", "model"), (AxisType.Auto, AxisType.Auto))
-    params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), OPTIMIZERS["manifold_muon"]
+    params, grads, tx = tree(0, stacked=True), tree(1, stacked=True), STACKED
 
     def divided():
         return compiled(tx, params, grads, mesh, PartitionSpec(None, "data", "model"))

@@ -72,7 +72,7 @@ SHAPES = {"w": (6, 3), "stack": (2, 4, 4), "bias": (4,)}
 
 
 def on(matrix: Any) -> dict[str, Any]:
-    return {"w": matrix, "stack": matrix, "bias": Euclidean()}
+    return {"w": matrix, "stack": matrix.stacked(), "bias": Euclidean()}
 
 
 def normed(rate, decay):

@@ -27,10 +27,10 @@ def only(entry: Any, shape: tuple[int, ...], path: str = "layer/kernel") -> Any:
     [
         (W, (6, 3), 1, 3, 6),
         (FLAX, (3, 6), 1, 3, 6),
-        (FLAX, (2, 3, 6), 2, 3, 6),
+        (FLAX.stacked(), (2, 3, 6), 2, 3, 6),
         (W.with_axes(0, (1, 2)), (8, 2, 4), 1, 8, 8),
         (W.with_axes(-3, -1), (8, 2, 4), 2, 8, 4),
-        (LaidOut(W, Layout(-2, -1, out_blocks=6)), (2, 8, 24), 12, 8, 4),
+        (LaidOut(W, Layout(-2, -1, ndim=3, out_blocks=6)), (2, 8, 24), 12, 8, 4),
         (LaidOut(W, Layout(in_blocks=2)), (8, 8), 2, 4, 8),
         (W.with_axes((0, 1, 2), 3), (3, 3, 4, 8), 1, 36, 8),
         (W.with_axes(-2, -1, (-4, -3)), (3, 3, 4, 8), 9, 4, 8),

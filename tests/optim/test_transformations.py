@@ -142,7 +142,7 @@ def test_monitor_reads_nested_states():
 
 @pytest.mark.filterwarnings("ignore:.*project_tree")  # half of the weights lie off the manifold
 def test_monitor_scalars_are_flat():
-    geometry, params = Stiefel(), {"a": jnp.stack([jnp.eye(4, 3), 1.5 * jnp.eye(4, 3)])}
+    geometry, params = Stiefel().stacked(), {"a": jnp.stack([jnp.eye(4, 3), 1.5 * jnp.eye(4, 3)])}
     tx = optim.scale_by_steepest(geometry)
     _, state = tx.update(drawn({"a": (2, 4, 3)}), tx.init(params), params)
     found = jax.jit(lambda *a: optim.monitor_scalars(a[0], geometry, a[1]))(state, params)

@@ -22,12 +22,14 @@ LENGTHS = (8, 2, 4)
 FLAT = Euclidean(RMSToRMS()).transposed()
 
 
-def fused(manifold: Manifold = Stiefel()) -> dict[str, Any]:
-    return {"qkv": manifold.with_axes(-2, -1, out_blocks=LENGTHS), "out": FLAT}
+def fused(manifold: Manifold = Stiefel(), layers: int = 0) -> dict[str, Any]:
+    qkv = manifold.with_axes(-2, -1, out_blocks=LENGTHS)
+    return {"qkv": qkv.stacked(layers), "out": FLAT.stacked(layers)}
 
 
-def apart(manifold: Manifold = Stiefel()) -> dict[str, Any]:
-    return {name: manifold.transposed() for name in "qkv"} | {"out": FLAT}
+def apart(manifold: Manifold = Stiefel(), layers: int = 0) -> dict[str, Any]:
+    kernel = manifold.transposed().stacked(layers)
+    return dict.fromkeys("qkv", kernel) | {"out": FLAT.stacked(layers)}
 
 
 def drawn(seed: int, layers: tuple[int, ...] = ()) -> dict[str, jax.Array]:
@@ -64,11 +66,12 @@ MAKERS = {
 def test_blocks_are_trained_as_separate_parameters(layers, name):
     make, manifold = MAKERS[name]
     grads = [drawn(seed, layers) for seed in (1, 2, 3)]
-    start = ask(lambda x: optim.project_tree(fused(manifold), x), drawn(0, layers))
-    points = ask(lambda x: optim.project_tree(apart(manifold), x), cut(drawn(0, layers)))
+    whole, parts = (make_(manifold, len(layers)) for make_ in (fused, apart))
+    start = ask(lambda x: optim.project_tree(whole, x), drawn(0, layers))
+    points = ask(lambda x: optim.project_tree(parts, x), cut(drawn(0, layers)))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), cut(start), points)
-    found, _ = train(make(0.1, fused(manifold)), start, grads)
-    wanted, _ = train(make(0.1, apart(manifold)), points, [cut(g) for g in grads])
+    found, _ = train(make(0.1, whole), start, grads)
+    wanted, _ = train(make(0.1, parts), points, [cut(g) for g in grads])
     for name, part in cut(found).items():
         np.testing.assert_allclose(part, wanted[name], atol=4e-6, err_msg=name)
 
@@ -106,9 +109,10 @@ def test_tree_functions_list_each_block():
 
 
 def test_budgets_reach_every_block():
-    start = ask(lambda x: optim.project_tree(fused(), x), drawn(0, (2,)))
+    geometry = fused(layers=1)
+    start = ask(lambda x: optim.project_tree(geometry, x), drawn(0, (2,)))
     budgets = {"qkv": jnp.array([0.0, 1.0])[:, None, None], "out": 0.0}
-    moved, _ = train(optim.descend(0.1, fused(), budgets=budgets), start, [drawn(1, (2,))])
+    moved, _ = train(optim.descend(0.1, geometry, budgets=budgets), start, [drawn(1, (2,))])
     np.testing.assert_allclose(moved["out"], start["out"], atol=1e-6)
     for before, after in list(zip(cut(start).values(), cut(moved).values(), strict=True))[:3]:
         np.testing.assert_allclose(after[0], before[0], atol=1e-6)

@@ -249,6 +249,7 @@ _HOST_MEMORY = pytest.mark.skipif(
         "docs/index.md",
         "docs/certified-classifier.md",
         "docs/checkpoints.md",
+        "docs/coming-from.md",
         "docs/constrain-a-transformer.md",
         "docs/critics.md",
         "docs/fine-tune.md",

@@ -1,0 +1,77 @@
+"""Weights that a wrapper rescales in the forward pass: no manifold bounds what acts."""
+
+from typing import Any
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from manifoldmuon.frameworks import equinox, linen
+from manifoldmuon.frameworks import nnx as nnx_reader
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.norms import RMSToRMS
+
+KEY, RNGS = jax.random.key(0), nnx.Rngs(0)
+
+
+class Linen(nn.Module):
+    kind: Any
+
+    @nn.compact
+    def __call__(self, x):
+        options = {"update_stats": False} if self.kind is nn.SpectralNorm else {}
+        return nn.Dense(2)(self.kind(nn.Dense(3, name="inside"))(x, **options))
+
+
+def read_linen(kind, manifold, **options):
+    return linen.geometry(Linen(kind), (jnp.ones((1, 2)),), manifold, **options)
+
+
+def read_nnx(kind, manifold, **options):
+    return nnx_reader.geometry(kind(nnx.Linear(2, 3, rngs=RNGS), rngs=RNGS), manifold, **options)
+
+
+def read_equinox(kind, manifold, **options):
+    model = kind(eqx.nn.Linear(2, 3, key=KEY), "weight", **options.pop("how"))
+    return equinox.geometry(model, manifold, **options)
+
+
+def read_equinox_weight(kind, manifold, **options):
+    return read_equinox(kind, manifold, how={}, **options)
+
+
+def read_equinox_spectral(kind, manifold, **options):
+    overrides = {eqx.nn.StateIndex: None} | options.pop("overrides", {})
+    return read_equinox(kind, manifold, how={"key": KEY}, overrides=overrides, **options)
+
+
+CASES: list[Any] = [
+    (read_linen, nn.WeightNorm, "inside/kernel"),
+    (read_linen, nn.SpectralNorm, "inside/kernel"),
+    (read_nnx, nnx.WeightNorm, "layer_instance/kernel"),
+    (read_nnx, nnx.SpectralNorm, "layer_instance/kernel"),
+    (read_equinox_weight, eqx.nn.WeightNorm, "layer/weight"),
+    (read_equinox_spectral, eqx.nn.SpectralNorm, "layer/weight"),
+]
+
+
+@pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2)])
+@pytest.mark.parametrize(("read", "kind", "path"), CASES)
+def test_constrained_weight_inside_a_rescaling_wrapper_raises(read, kind, path, manifold):
+    with pytest.raises(ValueError, match=f"{kind.__name__} rescales '{path}' in the forward pass"):
+        read(kind, manifold)
+
+
+@pytest.mark.parametrize(("read", "kind", "path"), CASES)
+def test_free_weight_inside_a_rescaling_wrapper_is_read(read, kind, path):
+    assert read(kind, Euclidean(RMSToRMS()))[path].manifold == Euclidean(RMSToRMS())
+    assert read(kind, Stiefel(), overrides={path: None})[path] is None
+
+
+@pytest.mark.parametrize("kind", [nn.WeightNorm, nn.SpectralNorm])
+def test_layer_beside_a_rescaling_wrapper_is_read(kind):
+    found = read_linen(kind, Stiefel(), overrides={"inside/kernel": None})
+    assert found["Dense_0/kernel"] == Stiefel().transposed()
