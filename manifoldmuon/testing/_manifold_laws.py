@@ -64,7 +64,8 @@ def check_manifold(
       shape: shape of a point; may have leading axes.
       key: seeds the random arrays.
       tolerance: for float32 results, relative to their size.
-      gap: largest gap of a direction allowed; depends on the solver's number of iterations.
+      gap: largest gap of a direction allowed; depends on the solver's number of iterations. A gap
+        that is too small shows only where the direction falls short: try few iterations, too.
       on_set: largest distance from the set allowed for projected, retracted and random points.
       overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
@@ -150,7 +151,9 @@ def _check_the_set(case: CheckedManifold) -> None:
         case.agree(law, rest, np.zeros(case.shape), 10.0)
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
     far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
-    at_most("project finds the nearest point", near, far if case.nearest else np.inf)
+    # A point that rounding moves by a share e of its size s is farther by up to 2 e s sqrt(near).
+    rounding = case.on_set * (near + float(np.sum(wide(projected) ** 2)))
+    at_most("project finds the nearest point", near, far if case.nearest else np.inf, rounding)
     if not case.manifold.constrained:
         return
     if np.any(case.project_tangent(case.point, case.vector)):
@@ -294,15 +297,18 @@ def _check_unconstrained(case: CheckedManifold) -> None:
 
 def _check_copies(case: CheckedManifold) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    spoilt = spoil(case.grad)
-    points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
+    spoilt, second = spoil(case.grad), case.project(case.other)
+    points = np.stack([*[case.point] * 3, second, case.point, spoil(case.point)])
     # Not parallel to the points: several directions could be steepest, and rounding would choose.
     grads = np.stack(
         [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
     )
     # A copy with a zero step, or already on the set, must not stop the others.
     still = np.zeros_like(case.vector)
-    vectors = np.stack([case.vector, spoilt, still, case.grad, case.point, case.vector])
+    # Near the points: where the nearest point is hardly unique, rounding would choose it.
+    near, other = case.point + case.unit(case.vector) / 2, second + case.unit(case.grad) / 2
+    vectors = [near, spoilt, still, other, case.point, case.vector]
+    vectors = np.stack([vector.astype(case.point.dtype) for vector in vectors])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
     for index in (0, 2, 3, 4):

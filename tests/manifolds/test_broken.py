@@ -4,7 +4,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Orthogonal, SpectralBall, Stiefel
+from manifoldmuon.linalg import SVD
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    Orthogonal,
+    SpectralBall,
+    Stiefel,
+)
 from manifoldmuon.manifolds.retractions import QR
 from manifoldmuon.norms import Frobenius, Spectral
 from manifoldmuon.testing import check_manifold, check_slopes
@@ -71,6 +79,12 @@ def project_none_if_one_is_there(sound, point):
 def hide_nan_of_gap(sound, *arguments):
     answer = sound.steepest(*arguments)
     return answer._replace(gap=jnp.nan_to_num(answer.gap))
+
+
+def with_small_bound(sound, *arguments):
+    """Divide by a bound on the gain that is 10 % too small."""
+    answer = sound.steepest(*arguments)
+    return answer._replace(gap=jnp.maximum(1 - (1 - answer.gap) / 0.9, 0))
 
 
 def upper_half(point):
@@ -225,6 +239,13 @@ OTHERS = {
         broken(Stiefel(), steepest=tangent_gradient),
         (10, 4),
         {"thorough": False},
+        r"4\. law broken: the gap is a true bound",
+    ),
+    # After many steps the direction is optimal, and a gap of 0 is true.
+    "bound 10 % too small": (
+        broken(EmbeddingRows(step_norm=Spectral(SVD())), steepest=with_small_bound),
+        (6, 4),
+        {"thorough": False, "gap": 0.05},
         r"4\. law broken: the gap is a true bound",
     ),
     "fast is another": (
