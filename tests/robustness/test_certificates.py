@@ -239,7 +239,7 @@ class Convolutional(nn.Module):
 
 def kernel(number: int, *sizes: int) -> Param:
     flat = Euclidean(RMSToRMS()).transposed()
-    return Param(f"params/Dense_{number}/kernel", flat, atom=Linear(*sizes))
+    return Param(f"params/Dense_{number}/kernel", flat, atom=Linear(sizes[0], sizes[1]))
 
 
 def bias(layer: str, size: int) -> Param:
