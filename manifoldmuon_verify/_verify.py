@@ -54,7 +54,7 @@ class Report:
       most_singular: upper bound on all their singular values; 0 without matrices.
       lipschitz: bound on the network's Lipschitz constant from pixels to logits, Euclidean norms.
       radii: proved radius of each image, in units of the pixels; 0 if the predicted class is not
-        proved.
+        proved. In float32 at most the claimed radius: rounding is bounded only up to there.
       pixels: claimed range of the pixels, and their actual range.
       input: the network's input as a formula in the pixel.
       correct: number of images with a proved prediction that equals the label.
@@ -142,7 +142,8 @@ def verify(
       The proved results.
 
     Raises:
-      Refused: the certificate is not accepted; a one-line message gives the reason.
+      Refused: the certificate is not accepted; a one-line message gives the reason, and `radii`
+        has what is proved, if only the claims are refused.
       ValueError: a limit is not positive.
     """
     budget = Budget(seconds, gibibytes)
@@ -185,8 +186,12 @@ def _verified(
     predicted = len(set(claims.predictions.tolist()))
     batch = plan(nodes, len(labels.raw), predicted, budget)
     found = _range(pixels, claimed)
-    radii = _radii(nodes, pixels, claims, told["arithmetic"] == "float32", batch)
-    correct, certified = _counts(radii, claims, labels.values())
+    single = told["arithmetic"] == "float32"
+    radii, better = _radii(nodes, pixels, claims, single, batch)
+    right = (claims.predictions == labels.values()) & (radii > 0)
+    proved = np.minimum(radii, claims.radii) if single else radii
+    _check_radii(radii, better, claims, proved)
+    correct, certified = _counts(right, claims, proved)
     spectra = [one for weight in used_matrices(nodes) for one in weight.spectra]
     return Report(
         arithmetic=told["arithmetic"],
@@ -195,7 +200,7 @@ def _verified(
         least_singular=min((float(one.lower[-1]) for one in spectra), default=0.0),
         most_singular=max((float(one.upper[0]) for one in spectra), default=0.0),
         lipschitz=lipschitz(nodes),
-        radii=radii,
+        radii=proved,
         pixels=(claimed, found),
         input=f"(pixel - {_numbers(shift)}) / {_numbers(scale)}",
         correct=correct,
@@ -339,10 +344,15 @@ def _range(pixels: Stored, claimed: tuple[float, float]) -> tuple[float, float]:
     return least, most
 
 
-def _radii(nodes: Nodes, pixels: Stored, claims: _Claims, single: bool, batch: int) -> np.ndarray:
-    """Return proved radii; in float32 they hold only if the claimed radii do not exceed them."""
+def _radii(
+    nodes: Nodes, pixels: Stored, claims: _Claims, single: bool, batch: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return radii, and for each image a class of a certainly larger logit, or -1.
+
+    In float32 the radii hold only up to the claimed radii.
+    """
     constants = PairConstants(nodes)
-    found = []
+    found, better = [], []
     for start in range(0, len(claims.radii), batch):
         rows = slice(start, start + batch)
         claimed, predictions = claims.radii[rows], claims.predictions[rows]
@@ -353,50 +363,51 @@ def _radii(nodes: Nodes, pixels: Stored, claims: _Claims, single: bool, batch: i
             deployed=np.zeros(len(claimed)) if single else None,
         )
         state = evaluate(nodes, state)
-        _check_argmax(state, predictions, start)
+        chosen = state.values[np.arange(len(predictions)), predictions]
+        wrong = down(np.max(state.values, axis=1) - chosen) > 2 * state.error
+        better.append(np.where(wrong, np.argmax(state.values, axis=1), -1))
         margins = lower_margins(state, predictions)
         radii = np.min(down(margins / constants.rows(predictions)), axis=1)
         found.append(np.maximum(radii, 0.0))
-    return np.concatenate(found)
+    return np.concatenate(found), np.concatenate(better)
 
 
-def _check_argmax(state: State, predictions: np.ndarray, start: int) -> None:
-    """Refuse predictions that are certainly not the largest logit."""
-    chosen = state.values[np.arange(len(predictions)), predictions]
-    top = np.max(state.values, axis=1)
-    for i in np.flatnonzero(down(top - chosen) > 2 * state.error)[:1]:
-        better = np.argmax(state.values[i])
-        raise Refused(
-            f"claims, image {start + i}",
-            f"predicted is class {predictions[i]}, and class {better} has a larger logit",
+def _check_radii(
+    radii: np.ndarray, better: np.ndarray, claims: _Claims, proved: np.ndarray
+) -> None:
+    """Refuse claimed radii above the proved ones; a radius of 0 claims nothing."""
+    # A claimed decimal exceeds its float64 by at most half a unit in the last place.
+    short_of = np.flatnonzero((claims.radii > 0) & ~(up(claims.radii) <= radii))
+    if not len(short_of):
+        return
+    i = short_of[0]
+    if better[i] < 0:
+        most = _digits(radii[i].item(), decimal.ROUND_FLOOR)
+        what = f"the radius {claims.radii[i].item()!r} is not proved, only {most}"
+    else:
+        what = (
+            f"predicted is class {claims.predictions[i]}, and class {better[i]} has a larger logit"
         )
+    listed = [f"{j} by {claims.radii[j] - radii[j]:.3g}" for j in short_of[:5]]
+    more = ", ..." if len(short_of) > 5 else ""
+    what += f" ({len(short_of)} of {len(radii)} images fall short: {', '.join(listed)}{more})"
+    raise Refused(f"claims, image {i}", what, proved)
 
 
 def _counts(
-    radii: np.ndarray, claims: _Claims, labels: np.ndarray
+    right: np.ndarray, claims: _Claims, proved: np.ndarray
 ) -> tuple[int, tuple[tuple[float, int], ...]]:
     """Count correct images and images certified at each radius; refuse counts below the claims."""
-    # A claimed decimal exceeds its float64 by at most half a unit in the last place.
-    held = (claims.radii == 0) | (up(claims.radii) <= radii)
-    for i in np.flatnonzero(~held)[:1]:
-        raise Refused(
-            f"claims, image {i}",
-            f"the radius {claims.radii[i].item()!r} is not proved, only "
-            f"{_digits(radii[i].item(), decimal.ROUND_FLOOR)}"
-            f" ({np.sum(~held)} such images)",
-        )
-    right = claims.predictions == labels
-    correct = int(np.sum(right & (radii > 0)))
-    _expect(
-        claims.correct <= correct,
-        "claims",
-        f"{claims.correct} images correct, and {correct} are proved to be",
-    )
-    certified, ordered = [], np.sort(claims.radii[right & (radii > 0)])
+    correct = int(np.sum(right))
+    if claims.correct > correct:
+        what = f"{claims.correct} images correct, and {correct} are proved to be"
+        raise Refused("claims", what, proved)
+    certified, ordered = [], np.sort(claims.radii[right])
     for i, (radius, images) in enumerate(claims.certified):
         found = len(ordered) - int(np.searchsorted(ordered, radius))
-        what = f"{images} images certified at {radius!r}, and {found} are by their radii"
-        _expect(images <= found, f"claims, certified[{i}]", what)
+        if images > found:
+            what = f"{images} images certified at {radius!r}, and {found} are by their radii"
+            raise Refused(f"claims, certified[{i}]", what, proved)
         certified.append((radius, found))
     return correct, tuple(certified)
 

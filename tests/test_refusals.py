@@ -247,6 +247,7 @@ ExternalModule(Param("a/b", FLAT) @ Param("a", FLAT))  # Param 'a/b' lies inside
 ExternalModule(Param("a", FLAT) @ Param("a/b", FLAT))  # other parameters lie inside Param 'a'
 ExternalModule(Param("a", FLAT) @ Param("a", MATRIX))  # weights at 'a' must agree in manifold and
 ExternalModule(Param("a", FLAT) @ Param("a", FLAT) ** 2)  # weights at 'a' must agree in manifold
+ExternalModule(Param("a", FLAT), unused="b")  # ExternalModule(unused) must be a tuple of paths,
 ExternalModule(Param("a", FLAT, mass=0.0) @ Param("a", FLAT))  # weights at 'a' are frozen together
 Param("a", FLAT, mass=-1.0)  # Param.mass must be a finite number in [0, inf); got -1.0
 Param("a", MATRIX, ndim=1)  # Param.ndim is 1, but a point of the manifold of 'a' takes 2 axes

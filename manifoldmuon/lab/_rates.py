@@ -8,14 +8,16 @@ not a best rate: it only shows on which side to extend the grid.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.stats
 from jaxtyping import Float
 
+from manifoldmuon._internal.arguments import check_number, shown
+
 Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
-Losses = Sequence[float | int | None]
+Losses = Sequence[float | int | None] | Float[np.ndarray, " n"]
 
 
 class BestRate(NamedTuple):
@@ -38,17 +40,27 @@ class BestRate(NamedTuple):
     by_seed: list[float | None]
 
 
-def best_rate(log2_rates: Numbers, losses: Sequence[Losses]) -> BestRate:
+def best_rate(log2_rates: Numbers, losses: Sequence[Any] | np.ndarray) -> BestRate:
     """Return the rate at the lowest loss of a sweep, by a parabola for each seed.
 
     Args:
-      log2_rates: log2 of the grid's rates, ascending.
-      losses: a curve for each seed, positive; None or not finite where training diverged.
+      log2_rates: log2 of the grid's rates, ascending. If all rates are above 1, evenly spaced by a
+        quarter or more: other positive numbers are taken for the rates themselves.
+      losses: a curve for each seed, `(seeds, rates)`, positive; None or not finite where training
+        diverged.
+
+    Raises:
+      ValueError: the grid is not of this kind, or a curve does not fit it.
 
     Examples:
       >>> best_rate([-4, -3, -2, -1], [[0.9, 0.5, 0.5, 0.9]]).log2_rate
       -2.5
     """
+    _check_grid("best_rate", log2_rates)
+    if not len(losses):
+        raise ValueError("best_rate(losses) must be a curve for each seed; got none")
+    for seed, curve in enumerate(losses):
+        _check_curve(f"best_rate(losses)[{seed}]", log2_rates, curve)
     found = [_lowest(log2_rates, curve) for curve in losses]
     edges = sorted({edge for _, edge in found} - {""})
     by_seed = [exponent for exponent, _ in found]
@@ -69,17 +81,23 @@ def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
     off the parabola through the three nearest.
 
     Args:
-      log2_rates: log2 of the grid's rates, ascending.
+      log2_rates: log2 of the grid's rates, as for `best_rate`.
       losses: curve of a single seed, positive; None or not finite where training diverged.
-      at: log2 of the rate.
+      at: log2 of the rate, within the grid.
 
     Returns:
       The difference; None if the curve has its lowest point at an end of the grid.
+
+    Raises:
+      ValueError: as for `best_rate`, or the rate is outside the grid.
 
     Examples:
       >>> round(excess_loss([-4, -3, -2, -1], [0.9, 0.5, 0.5, 0.9], at=-2.5), 6)
       0.0
     """
+    _check_grid("excess_loss", log2_rates)
+    _check_curve("excess_loss(losses)", log2_rates, losses)
+    check_number("excess_loss(at)", at, within=f"[{log2_rates[0]:g}, {log2_rates[-1]:g}]")
     best, _ = _lowest(log2_rates, losses)
     if best is None:
         return None
@@ -92,6 +110,37 @@ def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
         return float(np.polyval(parabola, exponent - log2_rates[k]))
 
     return height(at) - height(best)
+
+
+def _check_grid(function: str, log2_rates: Numbers) -> None:
+    grid = np.asarray(log2_rates)
+    numbers = grid.ndim == 1 and grid.size > 1 and np.issubdtype(grid.dtype, np.number)
+    if not (numbers and np.isfinite(grid).all() and (np.diff(grid) > 0).all()):
+        raise ValueError(
+            f"{function}(log2_rates) must be two numbers or more, ascending; got "
+            f"{shown(log2_rates)}"
+        )
+    steps = np.diff(grid)
+    even = np.ptp(steps) <= 1e-6 * steps.max() and steps.min() >= 0.25
+    if grid[0] > 0 and not even:
+        raise ValueError(
+            f"{function}(log2_rates) must be log2 of the rates; {shown(log2_rates)} look like the "
+            "rates: give np.log2 of them"
+        )
+
+
+def _check_curve(name: str, log2_rates: Numbers, losses: Any) -> None:
+    if np.shape(losses) != np.shape(log2_rates):
+        got = f"shape {shape}" if (shape := np.shape(losses)) else f"the number {losses}"
+        raise ValueError(
+            f"{name} must have a loss for each of the {len(log2_rates)} rates; got {got}. "
+            "Curves are rows: (seeds, rates)"
+        )
+    values = np.array([np.nan if loss is None else loss for loss in losses], np.float64)
+    if (values <= 0).any():
+        raise ValueError(
+            f"{name} must be positive, None where training diverged; got {np.nanmin(values):g}"
+        )
 
 
 def _lowest(exponents: Numbers, losses: Losses) -> tuple[float | None, str]:

@@ -39,7 +39,7 @@ class Manifold(Value, abc.ABC):
     1. Shapes and dtypes are kept; gaps, residuals and distances are one number per point.
     2. `project` is idempotent and returns a point of the set, the nearest unless checked with
        `nearest=False`; `distance` is zero on the set and grows away from it; `random_point` is on
-       the set and depends on its key; `for_training` describes the same set.
+       the set, depends on its key and leaves out no half; `for_training` keeps set and norm.
     3. `project_tangent(p, .)` is linear (unless `has_boundary`), idempotent and orthogonal.
     4. `steepest` is tangent, `norm.norm(direction) <= 1`, it is the same for G and c*G with c > 0,
        and its gap is a true bound.

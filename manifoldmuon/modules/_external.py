@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, ClassVar, NoReturn
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
@@ -114,10 +115,13 @@ class ExternalModule(Printed):
     Attributes:
       module: a module of `Param`s and bonds, or a tuple of such modules. A path that occurs several
         times is a shared weight and gets the budget of `Tied`.
+      unused: paths of parameters, or of whole branches, that play no part in the network, such as
+        an auxiliary head. `network` refuses all others that no `Param` names.
 
     Raises:
       ValueError: an atom that is not a `Param`, a path inside another path, or `Param`s of equal
-        path that differ in manifold or copies, or are frozen only in part.
+        path that differ in manifold or copies, or are frozen only in part; `unused` is not a tuple
+        of paths.
 
     Examples:
       >>> space = mm.manifolds.Stiefel()
@@ -127,9 +131,15 @@ class ExternalModule(Printed):
     """
 
     module: Module
+    unused: tuple[str, ...] = ()
 
     def __post_init__(self):
         object.__setattr__(self, "module", as_module(self.module))
+        if not isinstance(self.unused, tuple) or not all(isinstance(p, str) for p in self.unused):
+            raise ValueError(
+                f"ExternalModule(unused) must be a tuple of paths, such as ('head/bias',); got "
+                f"{self.unused!r}"
+            )
         self.budgets()
 
     def geometry(self) -> Any:
@@ -143,16 +153,17 @@ class ExternalModule(Printed):
     def network(self, params: Any) -> tuple[Module, Any]:
         """Return a module of this package, for bounds and certificates, and its weights.
 
-        Every `Param` becomes its `atom`, on the manifold of the `Param`. Outputs are not compared:
-        check `net.apply(weights, x)` against the model on a few inputs.
+        Every `Param` becomes its `atom`, on the manifold of the `Param`. Outputs are not compared,
+        as `robustness.certify` does: check `net.apply(weights, x)` against the model.
 
         Args:
-          params: the model's parameters, any tree with the declared paths; other leaves are
-            ignored.
+          params: the model's parameters, any tree with the declared paths. Leaves that are not
+            arrays of floating-point numbers are ignored.
 
         Raises:
-          ValueError: a `Param` has no atom, a path is not in `params`, or the shape of a weight, in
-            the manifold's layout, differs from the atom's.
+          ValueError: a `Param` has no atom, a path is not in `params`, the shape of a weight, in
+            the manifold's layout, differs from the atom's, or `params` has an array that neither a
+            `Param` nor `unused` names.
         """
         found = {
             jax.tree_util.keystr(path, simple=True, separator="/"): leaf
@@ -174,7 +185,9 @@ class ExternalModule(Printed):
 
         net = self.module.map_atoms(_atom)
         shapes = jax.eval_shape(net.init, jax.random.key(0))
-        return net, self.module.map_weights(weight, shapes)
+        weights = self.module.map_weights(weight, shapes)
+        self._check_complete(found)
+        return net, weights
 
     def weights(self) -> Any:
         """Return the `WeightSpec` of every `Param`, in the structure of the weights of `network`.
@@ -189,6 +202,20 @@ class ExternalModule(Printed):
 
     def __str__(self) -> str:
         return str(self.module)
+
+    def _check_complete(self, found: dict[str, Any]) -> None:
+        named = {*self._weights(), *self.unused}
+        left_over = [
+            path
+            for path, leaf in found.items()
+            if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.inexact)
+            and not any(f"{path}/".startswith(f"{name}/") for name in named)
+        ]
+        if left_over:
+            raise ValueError(
+                f"no Param names the parameters at {left_over}: declare what the model does with "
+                "them, or add the paths of those that play no part to ExternalModule(unused=...)"
+            )
 
     def _weights(self) -> dict[str, WeightSpec]:
         places: dict[str, list[WeightSpec]] = {}

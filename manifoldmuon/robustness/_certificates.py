@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,9 @@ from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear
 
 # Upper bound on the relative error of norms in float64.
 _ROUNDING = 1e-10
+# Largest difference from the model's own logits, relative to the largest logit; float32 sums in
+# another order differ by about 1e-6.
+_AGREEMENT = 1e-4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -100,6 +103,7 @@ def certify(
     images: ArrayLike,
     labels: ArrayLike | None = None,
     *,
+    model: Callable[[Any], Any] | None = None,
     shift: ArrayLike | Sequence[float] = 0.0,
     scale: ArrayLike | Sequence[float] = 1.0,
     tolerance: float = 1e-3,
@@ -119,11 +123,16 @@ def certify(
 
     Args:
       net: the classifier, from an image (without axis n) to logits `(classes,)`. An
-        `ExternalModule` needs parameters with atoms.
+        `ExternalModule` needs parameters with atoms, and `model`.
       params: its weights.
       images: `(n, ...)`, in the unit of the radii, such as pixels from 0 to 255 or to 1. Lengths
         are taken over all axes but the first.
       labels: `(n,)` whole numbers, the true classes.
+      model: the forward function of the model that an `ExternalModule` declares, with its weights
+        and in evaluation mode: what the network reads, `(n, ...)` in float32, to logits
+        `(n, classes)`. The logits of the declared network must agree with it on all images, to
+        1e-4 of the largest logit. `model` for Flax NNX, `jax.vmap(model)` for Equinox,
+        `functools.partial(model.apply, variables)` for Linen.
       shift: a number, or an array that broadcasts against an image, such as a number per channel.
         The network reads `(images - shift) / scale`, in float32.
       scale: a positive number or such an array; its smallest entry scales the radii.
@@ -134,7 +143,7 @@ def certify(
 
     Raises:
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
-        in Euclidean length, or a logit is not finite.
+        in Euclidean length, a logit is not finite, or the declared network is not `model`.
 
     Examples:
       >>> net = mm.modules.Linear(2, 2, mm.manifolds.Stiefel())
@@ -142,7 +151,13 @@ def certify(
       >>> found.radii.round(6), found.accuracy(1.0)
       (array([1.414214]), 1.0)
     """
-    net, params = net.network(params) if isinstance(net, ExternalModule) else (net, params)
+    if isinstance(net, ExternalModule):
+        if model is None:
+            raise ValueError(
+                "certify(model) must be the forward function of the model that the ExternalModule "
+                "declares: the logits of both are compared"
+            )
+        net, params = net.network(params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
     if x.ndim < 2 or not (np.isrealobj(x) and np.issubdtype(x.dtype, np.number)):
@@ -163,6 +178,8 @@ def certify(
     logits = finite_array("certify: logits", logits)
     if logits.ndim != 2 or logits.shape[1] < 2:
         raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
+    if model is not None:
+        _check_same(logits, model, chunks)
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
     radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
@@ -252,6 +269,33 @@ def certified_radius(
 def _logits(net: Module, params: Any, images: Array) -> Array:
     with jax.default_matmul_precision("highest"):
         return net.apply(params, images)
+
+
+def _check_same(
+    logits: np.ndarray, model: Callable[[Any], Any], chunks: Sequence[np.ndarray]
+) -> None:
+    try:
+        with jax.default_matmul_precision("highest"):
+            own = [np.asarray(model(jnp.asarray(chunk))).astype(np.float64) for chunk in chunks]
+    except Exception as error:
+        error.add_note("certify calls model with inputs (n, ...): jax.vmap it if it takes only one")
+        raise
+    for chunk, found in zip(chunks, own, strict=True):
+        if found.shape != (len(chunk), logits.shape[1]):
+            raise ValueError(
+                f"certify(model) must map inputs {chunk.shape} to logits "
+                f"{(len(chunk), logits.shape[1])}; got {found.shape}"
+            )
+    apart = np.abs(np.concatenate(own) - logits)
+    largest, limit = np.max(apart, initial=0.0), _AGREEMENT * np.max(np.abs(logits), initial=0.0)
+    if not largest <= limit:
+        image, label = np.unravel_index(np.argmax(apart), apart.shape)
+        raise ValueError(
+            f"the declared network is not the model: logit {label} of image {image} differs by "
+            f"{largest:.3g}, more than {limit:.3g}. Compare them layer by layer: biases, "
+            "activations, factors, the order of layers, the layout of kernels; the model's weights "
+            "must be params, in evaluation mode and float32, and shift and scale its normalisation"
+        )
 
 
 def _labels(labels: ArrayLike, count: int) -> np.ndarray:

@@ -6,6 +6,7 @@ import decimal
 import functools
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -18,6 +19,7 @@ import numpy as np
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.modules import Add, Atom, Compose, Concatenate, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
+from manifoldmuon_verify import Refused, verify
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2
 Entry = dict[str, Any]
@@ -50,14 +52,13 @@ def export(
     pixels: tuple[float, float] | None = None,
     at: Sequence[float] = (),
     arithmetic: str = "real",
-    margin: float = 1e-5,
 ) -> Path:
     """Write `certificate.json`, `weights.safetensors` and `images.safetensors`; return the first.
 
     `python -m manifoldmuon_verify DIRECTORY` then derives the claims from weights and images, or
-    rejects them. The claims are the predictions and radii of `certify`, less `margin`. The verifier
-    bounds rounding errors; `certify` computes logits in float32 without such a bound. See the page
-    on certificates.
+    rejects them. The claims are the predictions and radii of `certify`, lowered to what the
+    verifier proves: it bounds rounding errors, and `certify` computes logits in float32 without
+    such a bound. Export takes as long as a verification. See the page on certificates.
 
     Args:
       directory: a new or an empty directory; it appears with all three files or not at all.
@@ -67,15 +68,14 @@ def export(
         unit of the radii. By default the smallest and largest value in the images.
       at: the radii at which to claim the certified accuracy.
       arithmetic: `"real"` makes claims for the network in exact arithmetic, `"float32"` for its
-        computation in float32, with sums in any order, which proves smaller radii.
-      margin: fraction of the largest radius, subtracted from every radius. Claimed radii are then
-        rounded down to six digits.
+        computation in float32, with sums in any order, which proves smaller radii. Claimed radii
+        are rounded down to six digits.
 
     Raises:
       FileExistsError: the directory is not empty.
       ImportError: safetensors is not installed.
       TypeError: the verifier does not know the kind of a module.
-      ValueError: arguments do not fit.
+      ValueError: arguments do not fit, or the verifier refuses weights or images.
 
     Examples:
       >>> import pathlib, tempfile
@@ -106,8 +106,6 @@ def export(
         if array.ndim > 1 or array.size not in (1, images.shape[-1]):
             raise ValueError(f"{name} must be one number, or one per channel; got {array.shape}")
     network = describe(certified.net, certified.params, arrays)
-    claimed = np.array([_floor(r) for r in radii - margin * np.max(radii, initial=0.0)])
-    right = (certified.predicted == labels) & (claimed > 0)
     weights, weight_file = _packed("weights.safetensors", arrays.values)
     pictures, image_file = _packed(
         "images.safetensors", {"images": images, "labels": labels.astype(np.int64)}
@@ -126,18 +124,47 @@ def export(
             "scale": certified.scale.tolist(),
         },
         "network": network,
-        "claims": {
-            "predictions": certified.predicted.tolist(),
-            "radii": claimed.tolist(),
-            "correct": int(np.sum(right)),
-            "certified": [
-                {"radius": float(r), "images": int(np.sum(right & (claimed >= r)))} for r in at
-            ],
-        },
     }
-    contents = {weights["file"]: weight_file, pictures["file"]: image_file}
-    _write(place, contents | {"certificate.json": _text(certificate).encode()})
+
+    def contents(radii: np.ndarray) -> dict[str, bytes]:
+        claims = _claims(certified.predicted, labels, radii, at)
+        text = _text(certificate | {"claims": claims}).encode()
+        files = {weights["file"]: weight_file, pictures["file"]: image_file}
+        return files | {"certificate.json": text}
+
+    # Smaller claims take less room for rounding: what is proved now is proved then.
+    _write(place, contents(np.minimum(radii, _proved(contents(radii)))))
     return place / "certificate.json"
+
+
+def _claims(
+    predicted: np.ndarray, labels: np.ndarray, radii: np.ndarray, at: Sequence[float]
+) -> Entry:
+    claimed = np.array([_floor(radius) for radius in radii])
+    right = (predicted == labels) & (claimed > 0)
+    return {
+        "predictions": predicted.tolist(),
+        "radii": claimed.tolist(),
+        "correct": int(np.sum(right)),
+        "certified": [
+            {"radius": float(r), "images": int(np.sum(right & (claimed >= r)))} for r in at
+        ],
+    }
+
+
+def _proved(contents: dict[str, bytes]) -> np.ndarray:
+    """Return radii that the verifier proves, whatever the certificate claims."""
+    with tempfile.TemporaryDirectory() as folder:
+        _write(Path(folder, "certificate"), contents)
+        try:
+            radii = verify(Path(folder, "certificate"), seconds=math.inf, gibibytes=2**20).radii
+        except Refused as refusal:
+            if refusal.radii is None:
+                raise ValueError(f"the verifier refuses these weights or images: {refusal}") from (
+                    None
+                )
+            radii = refusal.radii
+    return np.nextafter(radii, 0)
 
 
 @functools.singledispatch

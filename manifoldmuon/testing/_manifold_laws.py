@@ -21,7 +21,13 @@ from manifoldmuon.testing._assertions import (
     spoil,
     wide,
 )
-from manifoldmuon.testing._checked_manifold import Answers, CheckedManifold, ask_manifold, jitted
+from manifoldmuon.testing._checked_manifold import (
+    Answers,
+    CheckedManifold,
+    ask_manifold,
+    jitted,
+    largest,
+)
 from manifoldmuon.testing._direction_laws import (
     check_nearly_normal,
     check_scale,
@@ -58,7 +64,8 @@ def check_manifold(
       shape: shape of a point; may have leading axes.
       key: seeds the random arrays.
       tolerance: for float32 results, relative to their size.
-      gap: largest gap of a direction allowed; depends on the solver's number of iterations.
+      gap: largest gap of a direction allowed; depends on the solver's number of iterations. A gap
+        that is too small shows only where the direction falls short: try few iterations, too.
       on_set: largest distance from the set allowed for projected, retracted and random points.
       overshoot: how far the norm of a direction may exceed 1, for approximations of msign.
       thorough: whether to run the slow checks too, each of which compiles or traces everything once
@@ -144,7 +151,9 @@ def _check_the_set(case: CheckedManifold) -> None:
         case.agree(law, rest, np.zeros(case.shape), 10.0)
     near = np.sum((wide(case.vector) - wide(projected)) ** 2)
     far = np.sum((wide(case.vector) - wide(case.point)) ** 2)
-    at_most("project finds the nearest point", near, far if case.nearest else np.inf)
+    # A point that rounding moves by a share e of its size s is farther by up to 2 e s sqrt(near).
+    rounding = case.on_set * (near + float(np.sum(wide(projected) ** 2)))
+    at_most("project finds the nearest point", near, far if case.nearest else np.inf, rounding)
     if not case.manifold.constrained:
         return
     if np.any(case.project_tangent(case.point, case.vector)):
@@ -152,13 +161,53 @@ def _check_the_set(case: CheckedManifold) -> None:
         law = "random_point differs from key to key"
         require(law, not all(np.array_equal(case.draw(key), case.point) for key in keys))
     # 10 % off the set: `distance` is at least an eighth of the distance to the projection.
-    off = case.point + 0.1 * case.vector * np.sqrt(np.mean(wide(case.point) ** 2))
-    off = off.astype(case.point.dtype)
-    nearest = case.project(off)
+    step = 0.1 * case.vector * np.sqrt(np.mean(wide(case.point) ** 2))
     axes = tuple(range(-case.manifold.ndim, 0))
-    left, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
-    law = "distance sees how far a point is from project(point)"
-    at_most(law, left / size / 8, case.distance(off), case.on_set)
+    for where, off in (
+        ("p + v", case.point + step),
+        ("p - v", case.point - step),
+        ("1.1 p", 1.1 * case.point),
+        ("0.9 p", 0.9 * case.point),
+        ("-p", -case.point),
+    ):
+        off = off.astype(case.point.dtype)
+        nearest = case.project(off)
+        left, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
+        law = f"distance sees how far a point is from project(point), at {where}"
+        at_most(law, left / size / 8, case.distance(off), case.on_set)
+
+
+def _check_random_points(case: CheckedManifold) -> None:
+    """Check that random points leave out no half of the set."""
+    point, law = case.point, "random_point leaves out no half of the set"
+    size = np.sqrt(np.mean(wide(point) ** 2)) if point.size else 0.0
+    moved = case.project((point + 0.01 * size * case.vector).astype(point.dtype)) - point
+    hidden = moved - case.project_tangent(point, moved)
+    # On a quotient, whose tangent space lacks some directions, any representatives will do.
+    if np.linalg.norm(hidden) >= max(0.1 * np.linalg.norm(moved), 1e-3 * np.linalg.norm(point)):
+        return
+    draws = np.stack([wide(case.draw(key)) for key in jax.random.split(case.key, 256)])
+    vectors = normal(jax.random.fold_in(case.key, 1), case.shape, 16)
+    others = np.stack([case.project(vector.astype(point.dtype)) for vector in vectors])
+    for drawn, other in zip(_features(draws), _features(others), strict=True):
+        sides = [np.sum(sign * other > 0, axis=0) for sign in (-1, 1)]
+        one_sided = np.all(drawn > 0, axis=0) | np.all(drawn < 0, axis=0)
+        # A side with a 20th of the points is left out by chance once in 1e8.
+        require(law, not np.any(one_sided & (np.minimum(*sides) >= 4)), "one sign alone")
+    if largest(case.distance(-others[0])) > 10 * case.on_set:
+        return
+    # The set is symmetric, so the mean of uniform points vanishes. Laurent and Massart 2000,
+    # Lemma 1: a square of the mean above this bound has the probability exp(-16).
+    flat = draws.reshape(len(draws), -1)
+    values = np.linalg.svd(flat / np.sqrt(len(flat)), compute_uv=False) ** 2
+    bound = np.sum(values) + 8 * np.sqrt(np.sum(values**2)) + 32 * np.max(values)
+    at_most(law, len(flat) * np.sum(np.mean(flat, axis=0) ** 2), bound)
+
+
+def _features(points: np.ndarray) -> list[np.ndarray]:
+    """Return entries, and determinants of square matrices: numbers whose signs divide a set."""
+    square = points.ndim > 2 and points.shape[-1] == points.shape[-2]
+    return [points, *([np.linalg.det(wide(points))] if square else [])]
 
 
 def _check_boundary(case: CheckedManifold) -> None:
@@ -171,12 +220,26 @@ def _check_boundary(case: CheckedManifold) -> None:
 
 
 def _check_fast(case: CheckedManifold) -> None:
-    """Check that `for_training()` keeps the set."""
+    """Check that `for_training()` keeps the set and the norm, and that its gap is true."""
     fast = case.manifold.for_training()
-    if fast != case.manifold and case.point.size:
-        moved = jitted(fast.project)(case.point)
-        size = max(float(np.max(np.abs(case.point))), 1e-30)
-        agree("for_training() keeps the set", moved / size, case.point / size, 2e-2)
+    if fast == case.manifold or not case.point.size:
+        return
+
+    def ask(point, grad):
+        answer = fast.steepest(point, grad, fast.init_dual(point.shape))
+        return fast.project(point), fast.norm.norm(grad), answer.direction, answer.gap
+
+    moved, norm, direction, gap = jitted(ask)(case.point, case.grad)
+    size = max(float(np.max(np.abs(case.point))), 1e-30)
+    agree("for_training() keeps the set", moved / size, case.point / size, 2e-2)
+    exact = case.ask(case.point, case.grad, case.grad)
+    agree("for_training() keeps the norm", norm / exact.size, np.ones_like(norm), 2e-2)
+    law = "norm(direction) <= 1, of for_training()"
+    at_most(law, case.norm(direction), 1 + max(case.overshoot, 2e-2))
+    # Only one side: for_training() may leave a boundary to the retraction.
+    axes = tuple(range(-case.manifold.ndim, 0))
+    gains = [np.sum(wide(case.grad) * wide(x), axis=axes) for x in (exact.direction, direction)]
+    at_most("the gap is a true bound, of for_training()", (1 - gap) * gains[0], gains[1], 1e-4)
 
 
 def _check_tangent_space(case: CheckedManifold) -> None:
@@ -234,22 +297,25 @@ def _check_unconstrained(case: CheckedManifold) -> None:
 
 def _check_copies(case: CheckedManifold) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    spoilt = spoil(case.grad)
-    points = np.stack([*[case.point] * 3, case.project(case.other), case.point, spoil(case.point)])
+    spoilt, second = spoil(case.grad), case.project(case.other)
+    points = np.stack([*[case.point] * 3, second, case.point, spoil(case.point)])
     # Not parallel to the points: several directions could be steepest, and rounding would choose.
     grads = np.stack(
         [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
     )
     # A copy with a zero step, or already on the set, must not stop the others.
     still = np.zeros_like(case.vector)
-    vectors = np.stack([case.vector, spoilt, still, case.grad, case.point, case.vector])
+    # Near the points: where the nearest point is hardly unique, rounding would choose it.
+    near, other = case.point + case.unit(case.vector) / 2, second + case.unit(case.grad) / 2
+    vectors = [near, spoilt, still, other, case.point, case.vector]
+    vectors = np.stack([vector.astype(case.point.dtype) for vector in vectors])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
     for index in (0, 2, 3, 4):
         alone = case.ask(points[index], grads[index], vectors[index])
         _agree_all("stack = loop", pick(stacked, index), alone, case)
     bad = pick(stacked, 1)
-    for name in ("direction", "tangent", "moved"):
+    for name in ("direction", "gap", "tangent", "moved"):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
     if case.manifold.constrained:
         seen = bool(np.any(np.isnan(pick(stacked, 5).distance)))
@@ -312,6 +378,7 @@ LAWS = (
     (1, _check_shapes),
     (1, _check_dtypes),
     (2, _check_the_set),
+    (2, _check_random_points),
     (3, _check_tangent_space),
     (3, _check_boundary),
     (4, check_steepest),

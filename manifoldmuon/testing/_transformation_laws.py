@@ -26,7 +26,7 @@ def check_transformation(
     still: bool = True,
     needs_params: bool = True,
     wrappers: bool = True,
-    descends: bool | None = None,
+    descends: bool | None = True,
 ) -> None:
     """Check that a transformation works with Optax's wrappers and JAX's transformations.
 
@@ -50,7 +50,7 @@ def check_transformation(
         time.
       descends: sign of `<update, gradient>` in the first step, in every leaf that moves: negative
         for an optimizer with its learning rate (True), positive for `scale_by_*`, which ascend
-        (False). None: not checked.
+        (False). None: not checked, for updates that do not depend on the gradient's sign.
 
     Raises:
       AssertionError: names the failed check.
@@ -276,7 +276,9 @@ def _ascends(case: CheckedTransformation, sign: int = 1) -> None:
     assert any(jax.tree.leaves(gained)), "nothing moves"
     for path, value in jax.tree.leaves_with_path(gained):
         name = jax.tree_util.keystr(path)
-        assert sign * value >= 0, f"<update, gradient> is {value:.3g} at {name}"
+        assert sign * value >= 0, (
+            f"<update, gradient> is {value:.3g} at {name}; `descends` says which sign is wanted"
+        )
 
 
 def _descends(case: CheckedTransformation) -> None:

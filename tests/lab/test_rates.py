@@ -107,6 +107,56 @@ def test_excess_loss_matches_parabola(at):
     assert excess_loss(EXPONENTS, curve(-9.0), at) is None
 
 
+RATES = (2.0 ** np.array(EXPONENTS)).tolist()
+THREE = [[0.9, 0.5, 0.7]] * 2
+REFUSED = {
+    "transposed": (
+        EXPONENTS,
+        np.transpose([curve(0.0)] * 3).tolist(),
+        r"9 rates; got shape \(3,\)",
+    ),
+    "a short curve": (EXPONENTS, [curve(0.0), curve(0.0)[:-1]], r"\[1\] must .* got shape \(8,\)"),
+    "a long curve": (EXPONENTS, [[*curve(0.0), 1.0]], r"9 rates; got shape \(10,\)"),
+    "one curve": (EXPONENTS, curve(0.0), "9 rates; got the number"),
+    "no curve": (EXPONENTS, [], "a curve for each seed; got none"),
+    "curves in curves": (EXPONENTS, [[curve(0.0)]], r"got shape \(1, 9\)"),
+    "logarithms of losses": (EXPONENTS, [np.log(curve(0.0)).tolist()], "must be positive.*got -1"),
+    "a loss of zero": ([-3, -2, -1], [[0.1, 0.0, 0.1]], "must be positive"),
+    "rates": (RATES, [curve(0.0)], "look like the rates: give np.log2"),
+    "rates by thirds of a decade": ([0.01, 0.03, 0.1], THREE, "look like the rates"),
+    "rates by a factor of 10": ([0.001, 0.01, 0.1], THREE, "look like the rates"),
+    "rates evenly spaced": ([0.1, 0.2, 0.3], THREE, "look like the rates"),
+    "rates above 1": ([1.0, 3.0, 10.0], THREE, "look like the rates"),
+    "two rates": ([0.001, 0.01], [[0.9, 0.5]], "look like the rates"),
+    "logarithms of falling rates": ([-1, -2, -3], THREE, "ascending"),
+    "a rate twice": ([-3, -2, -2], THREE, "ascending"),
+    "a single rate": ([-3], [[0.5]], "two numbers or more"),
+    "a rate of zero": (np.array([-np.inf, -2, -1]), THREE, "ascending"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_sweeps_that_do_not_fit_are_refused(name):
+    grid, losses, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        best_rate(grid, losses)
+    if "curve" not in name and name != "transposed":
+        with pytest.raises(ValueError, match=message):
+            excess_loss(grid, losses[0], -1.0)
+
+
+@pytest.mark.parametrize("grid", [[0, 1, 2], [1, 2, 3], [0.5, 1.0, 1.5], [-1, 0.5, 3], [0, 0.1, 1]])
+def test_grids_of_large_rates_are_accepted(grid):
+    assert best_rate(grid, np.array(THREE)) == best_rate(grid, THREE)
+    assert best_rate(grid, THREE).edge == ""
+
+
+def test_price_of_rate_outside_grid_is_refused():
+    for at in (-6.5, 2.1, np.nan, 1e-300 - 7):
+        with pytest.raises(ValueError, match=r"excess_loss\(at\) must be a finite number in"):
+            excess_loss(EXPONENTS, curve(0.0), at)
+
+
 def test_feature_changes_match_numpy():
     network, changes = mlp(3, 4, 5, 2), jax.jit(feature_changes, static_argnums=0)
     before = network.init(jax.random.key(0))

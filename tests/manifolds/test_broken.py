@@ -4,9 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from manifoldmuon.manifolds import Hypersphere, SpectralBall, Stiefel
+from manifoldmuon.linalg import SVD
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Euclidean,
+    Hypersphere,
+    Orthogonal,
+    SpectralBall,
+    Stiefel,
+)
 from manifoldmuon.manifolds.retractions import QR
-from manifoldmuon.norms import Frobenius
+from manifoldmuon.norms import Frobenius, Spectral
 from manifoldmuon.testing import check_manifold, check_slopes
 from tests.broken import broken
 
@@ -68,6 +76,40 @@ def project_none_if_one_is_there(sound, point):
     return jnp.where(there, point, sound.project(point))
 
 
+def hide_nan_of_gap(sound, *arguments):
+    answer = sound.steepest(*arguments)
+    return answer._replace(gap=jnp.nan_to_num(answer.gap))
+
+
+def with_small_bound(sound, *arguments):
+    """Divide by a bound on the gain that is 10 % too small."""
+    answer = sound.steepest(*arguments)
+    return answer._replace(gap=jnp.maximum(1 - (1 - answer.gap) / 0.9, 0))
+
+
+def upper_half(point):
+    return jnp.where(point[..., :1] < 0, -point, point)
+
+
+def slanted_half(point):
+    """Keep points of positive sum, which leaves every entry both signs."""
+    return jnp.where(jnp.sum(point, axis=-1, keepdims=True) < 0, -point, point)
+
+
+def rotation(point):
+    """Turn reflections into rotations: half of the orthogonal matrices."""
+    sign = jnp.linalg.det(point.astype(jnp.float32)).astype(point.dtype)
+    return point.at[..., 0].multiply(sign[..., None])
+
+
+def half_of_frames(sound, key, shape, dtype):
+    """Keep frames on one side of a random plane."""
+    point = sound.random_point(key, shape, dtype)
+    plane = jax.random.normal(jax.random.key(7), shape, dtype)
+    side = jnp.sum(point * plane, axis=(-2, -1), keepdims=True)
+    return jnp.where(side < 0, -point, point)
+
+
 BLIND = broken(SPHERE, distance=lambda sound, point: 0 * sound.distance(point))
 TOO_FAST = broken(SPHERE, retract=lambda sound, point, v: sound.retract(point, 1.1 * v))
 SLANTED = broken(SPHERE, project_tangent=slanted)
@@ -80,6 +122,30 @@ BROKEN = {
     "hides NaN of points": (
         broken(SPHERE, distance=lambda sound, point: jnp.nan_to_num(sound.distance(point))),
         "a NaN in a point stays visible",
+    ),
+    "sees no distance inside": (
+        broken(SPHERE, distance=lambda sound, p: sound.distance(p) * (jnp.sum(p * p, -1) > 1)),
+        "distance sees how far .* at (p - v|0.9 p)",
+    ),
+    "sees no distance outside": (
+        broken(SPHERE, distance=lambda sound, p: sound.distance(p) * (jnp.sum(p * p, -1) < 1)),
+        "distance sees how far .* at (p . v|1.1 p)",
+    ),
+    "hides NaN of gaps": (
+        broken(SPHERE, steepest=hide_nan_of_gap),
+        "a NaN stays visible .gap.",
+    ),
+    "draws from a half": (
+        broken(SPHERE, random_point=lambda sound, *x: upper_half(sound.random_point(*x))),
+        "random_point leaves out no half",
+    ),
+    "draws from a slanted half": (
+        broken(SPHERE, random_point=lambda sound, *x: slanted_half(sound.random_point(*x))),
+        "random_point leaves out no half",
+    ),
+    "draws positive entries": (
+        broken(SPHERE, random_point=lambda sound, *x: jnp.abs(sound.random_point(*x))),
+        "random_point leaves out no half",
     ),
     "ignores the key": (
         broken(SPHERE, random_point=lambda sound, key, *x: sound.random_point(KEY, *x)),
@@ -175,11 +241,60 @@ OTHERS = {
         {"thorough": False},
         r"4\. law broken: the gap is a true bound",
     ),
+    # After many steps the direction is optimal, and a gap of 0 is true.
+    "bound 10 % too small": (
+        broken(EmbeddingRows(step_norm=Spectral(SVD())), steepest=with_small_bound),
+        (6, 4),
+        {"thorough": False, "gap": 0.05},
+        r"4\. law broken: the gap is a true bound",
+    ),
     "fast is another": (
         broken(Stiefel(), for_training=lambda sound: Stiefel(2.0)),
         (5, 3),
         {},
         r"2\. law broken: for_training\(\) keeps the set",
+    ),
+    "fast has another norm": (
+        broken(Euclidean(Spectral(scale=3.0)), for_training=lambda sound: Euclidean(Spectral())),
+        (5, 3),
+        {},
+        r"2\. law broken: for_training\(\) keeps the norm",
+    ),
+    "fast has another scale": (
+        broken(Hypersphere(2.0), for_training=lambda sound: Hypersphere()),
+        (5,),
+        {},
+        r"2\. law broken: for_training\(\) keeps the set",
+    ),
+    "fast has other steps": (
+        broken(Hypersphere(2.0), for_training=lambda sound: broken(sound, steepest=scaled(0.5))),
+        (5,),
+        {},
+        r"2\. law broken: the gap is a true bound, of for_training",
+    ),
+    "fast has long steps": (
+        broken(Hypersphere(2.0), for_training=lambda sound: broken(sound, steepest=scaled(2.0))),
+        (5,),
+        {},
+        r"2\. law broken: norm\(direction\) <= 1, of for_training",
+    ),
+    "draws rotations": (
+        broken(Orthogonal(), random_point=lambda sound, *x: rotation(sound.random_point(*x))),
+        (3, 3),
+        {"thorough": False},
+        r"2\. law broken: random_point leaves out no half of the set",
+    ),
+    "draws a half of frames": (
+        broken(Stiefel(), random_point=half_of_frames),
+        (10, 4),
+        {"thorough": False},
+        r"2\. law broken: random_point leaves out no half of the set",
+    ),
+    "draws one sign": (
+        broken(Orthogonal(), random_point=lambda sound, *x: jnp.abs(sound.random_point(*x))),
+        (1, 1),
+        {"thorough": False},
+        r"2\. law broken: random_point leaves out no half of the set",
     ),
     "warm start": (TrustsItsStart(), (5,), {}, "the gap is a true bound"),
     "shard_map": (

@@ -80,7 +80,17 @@ BROKEN: dict[str, dict[str, Any]] = {
 
 
 def test_sound_transformation_passes():
-    check_transformation(sound, PARAMS, {"rate": 0.5}, descends=True)
+    check_transformation(sound, PARAMS, {"rate": 0.5})
+
+
+def test_sign_of_updates_is_checked_by_default():
+    ascending = lambda rate: sound(-rate)  # noqa: E731
+    with pytest.raises(AssertionError, match="check 'descends' failed: .*`descends` says"):
+        check_transformation(ascending, PARAMS, {"rate": 0.5}, wrappers=False)
+    for declared in (False, None):
+        check_transformation(ascending, PARAMS, {"rate": 0.5}, wrappers=False, descends=declared)
+    with pytest.raises(AssertionError, match="check 'ascends' failed"):
+        check_transformation(sound, PARAMS, {"rate": 0.5}, wrappers=False, descends=False)
 
 
 @pytest.mark.parametrize("check", BROKEN)
@@ -94,4 +104,4 @@ def test_failed_check_is_named(check):
         return sound(rate, **changes)
 
     with pytest.raises(AssertionError, match=f"the check '{check}' failed"):
-        check_transformation(make, PARAMS, {"rate": 0.5}, descends=True)
+        check_transformation(make, PARAMS, {"rate": 0.5})

@@ -1,5 +1,8 @@
 """Certified radii: exact for linear classifiers, sound under attack, refused if unfounded."""
 
+import dataclasses
+import functools
+
 import equinox as eqx
 import flax.linen as nn
 import jax
@@ -9,18 +12,26 @@ import pytest
 
 from manifoldmuon.bounds import bound
 from manifoldmuon.contrib import NormPool, SpaceToDepth, orthogonal_conv2d
-from manifoldmuon.manifolds import EmbeddingRows, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
 from manifoldmuon.modules import (
+    Abs,
+    AveragePool,
     Bias,
+    Compose,
+    Conv2D,
     ExternalModule,
     Flatten,
     GroupSort,
+    Identity,
     Linear,
     Module,
+    Mul,
     Param,
+    ReLU,
     RMSDivide,
     residual,
 )
+from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
 from manifoldmuon.robustness import certified_accuracy, certify
 
 FULL: Module = (
@@ -194,7 +205,7 @@ def test_external_networks_get_the_same_certificate(rng, framework):
         names = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/Dense_1/kernel")
         net = slots(names, Stiefel().transposed())
         model = {"params": {"Dense_0": {"kernel": w1.T, "bias": b}, "Dense_1": {"kernel": w2.T}}}
-        logits = np.asarray(Linen().apply(model, x))
+        forward = functools.partial(Linen().apply, model)
     else:
         net = slots(("layers/0/weight", "layers/0/bias", "layers/1/weight"), Stiefel())
         model = eqx.tree_at(
@@ -202,12 +213,154 @@ def test_external_networks_get_the_same_certificate(rng, framework):
             Equinox(jax.random.key(0)),
             (w1, b, w2),
         )
-        logits = jax.vmap(model)(x)
+        forward = jax.vmap(model)
     module, weights = net.network(model)
-    np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), logits, atol=1e-5)
-    found, expected = certify(net, model, x), certify(FULL, weights_of(FULL), x)
+    np.testing.assert_allclose(
+        module.apply(weights, jnp.asarray(x)), np.asarray(forward(x)), atol=1e-5
+    )
+    options = {"shift": 0.1, "scale": 0.5, "batch": 20}
+    found = certify(net, model, x, model=forward, **options)
+    expected = certify(FULL, weights_of(FULL), x, **options)
     np.testing.assert_allclose(found.radii, expected.radii, rtol=1e-5)
     assert str(bound(net, model)) == str(bound(module, weights))
+
+
+class Convolutional(nn.Module):
+    """A convolution, MaxMin, a pool with a factor, and three dense layers."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = GroupSort(2).apply((), nn.Conv(6, (3, 3))(x))
+        x = 2 * nn.avg_pool(x, (2, 2), (2, 2))
+        x = nn.relu(nn.Dense(8)(x.reshape(len(x), -1)))
+        x = nn.relu(nn.Dense(8)(x))
+        return nn.Dense(4)(x)
+
+
+def kernel(number: int, *sizes: int) -> Param:
+    flat = Euclidean(RMSToRMS()).transposed()
+    return Param(f"params/Dense_{number}/kernel", flat, atom=Linear(sizes[0], sizes[1]))
+
+
+def bias(layer: str, size: int) -> Param:
+    return Param(f"params/{layer}/bias", Bias(size).manifold, atom=Bias(size))
+
+
+TAPS = Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1, taps=(-4, -3))
+LAYERS: dict[str, Module] = {
+    "conv": Param("params/Conv_0/kernel", TAPS, atom=Conv2D(6, 3)),
+    "conv bias": bias("Conv_0", 6),
+    "sort": GroupSort(2),
+    "pool": AveragePool(2, 2),
+    "factor": Mul(2.0),
+    "flatten": Flatten(3),
+    "dense": kernel(0, 8, 24),
+    "bias": bias("Dense_0", 8),
+    "relu": ReLU(),
+    "second": kernel(1, 8, 8),
+    "second bias": bias("Dense_1", 8),
+    "second relu": ReLU(),
+    "head": kernel(2, 4, 8),
+    "head bias": bias("Dense_2", 4),
+}
+OTHERS = {
+    "a bias left out": {"bias": Identity()},
+    "the bias of a convolution left out": {"conv bias": Identity()},
+    "the last bias left out": {"head bias": Identity()},
+    "a layer left out": {"second": Identity(), "second bias": Identity()},
+    "an activation left out": {"relu": Identity()},
+    "the last activation left out": {"second relu": Identity()},
+    "MaxMin left out": {"sort": Identity()},
+    "another activation": {"relu": Abs()},
+    "groups of three": {"sort": GroupSort(3)},
+    "a factor left out": {"factor": Identity()},
+    "another factor": {"factor": Mul(1.99)},
+    "biases swapped": {"bias": LAYERS["second bias"], "second bias": LAYERS["bias"]},
+    "the bias after its activation": {"bias": LAYERS["relu"], "relu": LAYERS["bias"]},
+    "MaxMin after the pool": {"sort": LAYERS["pool"], "pool": LAYERS["sort"]},
+    "a square kernel not transposed": {
+        "second": Param("params/Dense_1/kernel", Euclidean(RMSToRMS()), atom=Linear(8, 8))
+    },
+    "taps swapped": {
+        "conv": Param(
+            "params/Conv_0/kernel",
+            Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1, taps=(-3, -4)),
+            atom=Conv2D(6, 3),
+        )
+    },
+}
+
+
+def declare(changes: dict[str, Module]) -> Compose:
+    return Compose(tuple((LAYERS | changes).values()))
+
+
+@pytest.fixture(scope="module")
+def convolutional():
+    """Return parameters with nonzero biases, and the forward function."""
+    rng = np.random.default_rng(3)
+    params = Convolutional().init(jax.random.key(0), jnp.zeros((1, 4, 4, 3)))
+    params = jax.tree.map(
+        lambda w: jnp.asarray(rng.normal(size=w.shape), w.dtype) if w.ndim == 1 else w, params
+    )
+    return params, jax.jit(functools.partial(Convolutional().apply, params))
+
+
+def test_declared_convolutional_network_is_certified(rng, convolutional):
+    params, forward = convolutional
+    found = certify(ExternalModule(declare({})), params, images(rng, 20, 4, 4, 3), model=forward)
+    assert np.all(found.radii > 0)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_declaration_of_another_network_is_refused(rng, convolutional, name):
+    (params, forward), layers = convolutional, declare(OTHERS[name])
+    x = images(rng, 20, 4, 4, 3)
+    left_out = [LAYERS[k] for k, layer in OTHERS[name].items() if layer == Identity()]
+    unused = tuple(layer.path for layer in left_out if isinstance(layer, Param))
+    if unused:
+        with pytest.raises(ValueError, match=r"no Param names the parameters at .*unused="):
+            certify(ExternalModule(layers), params, x, model=forward)
+    with pytest.raises(ValueError, match=r"is not the model: logit \d of image \d+ differs by"):
+        certify(ExternalModule(layers, unused), params, x, model=forward)
+
+
+def test_other_weights_than_the_models_are_refused(rng, convolutional):
+    params, forward = convolutional
+    older = jax.tree.map(lambda w: 1.001 * w, params)
+    with pytest.raises(ValueError, match="is not the model.*the model's weights must be params"):
+        certify(ExternalModule(declare({})), older, images(rng, 20, 4, 4, 3), model=forward)
+
+
+def test_model_of_external_module_must_fit(rng, convolutional):
+    (params, forward), net = convolutional, ExternalModule(declare({}))
+    x = images(rng, 20, 4, 4, 3)
+    with pytest.raises(ValueError, match=r"certify\(model\) must be the forward function"):
+        certify(net, params, x)
+    with pytest.raises(ValueError, match=r"to logits \(20, 4\); got \(20, 3\)"):
+        certify(net, params, x, model=lambda x: forward(x)[:, :3])
+    with pytest.raises(TypeError, match="dot_general") as caught:
+        certify(net, params, x, model=lambda x: jnp.ones((5, 5)) @ x)
+    assert "jax.vmap" in caught.value.__notes__[-1]
+
+
+def test_parameters_left_over_are_named():
+    """Floating-point arrays alone are parameters: not keys, counts or functions."""
+    w1, b, _, w2 = weights_of(FULL)
+    used = {"a": w1, "b": b, "c": w2}
+    more = used | {
+        "norm": {"scale": jnp.ones(3), "mean": jnp.ones(3)},
+        "bn": jnp.ones(2, "bfloat16"),
+    }
+    net = slots(("a", "b", "c"), Stiefel())
+    for function in (net.network, functools.partial(bound, net)):
+        with pytest.raises(ValueError, match=r"at \['bn', 'norm/mean', 'norm/scale'\]: declare"):
+            function(more)
+    for unused in (("norm", "bn"), ("bn", "norm/scale", "norm/mean")):
+        dataclasses.replace(net, unused=unused).network(more)
+    with pytest.raises(ValueError, match=r"at \['norm/mean'\]"):
+        dataclasses.replace(net, unused=("bn", "norm/scale", "nor")).network(more)
+    net.network(used | {"key": jax.random.key(0), "count": jnp.int32(3), "act": jax.nn.relu})
 
 
 def test_external_network_errors_name_missing_weights():
