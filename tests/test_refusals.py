@@ -345,7 +345,7 @@ chain(0.1)  # chain: transformation 0 of 1 must be a GradientTransformation; got
 chain(optax.trace, retract(FLAT))  # chain: transformation 0 of 2 must be a GradientTransformation
 chain(hyperball(optax.identity(), 0.1, MATRIX), optax.scale(2))  # chain: transformation 0 of 2 is a
 chain(retract(FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
-chain(manifold_muon(0.1, FLAT, rest=optax.sgd(1)), optax.clip(1))  # chain: transformation 0 of 2 is a
+chain(muon(1, FLAT, rest=optax.sgd(1)), optax.clip(1))  # chain: transformation 0 of 2 is a
 chain(start_on(retract(FLAT), FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
 start_on(Stiefel(), Stiefel())  # start_on: tx must be a GradientTransformation; got Stiefel()
 start_anywhere(0.1)  # start_anywhere: tx must be a GradientTransformation; got 0.1
