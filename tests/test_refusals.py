@@ -351,6 +351,10 @@ chain(0.1)  # chain: transformation 0 of 1 must be a GradientTransformation; got
 chain(optax.trace, retract(FLAT))  # chain: transformation 0 of 2 must be a GradientTransformation
 chain(hyperball(optax.identity(), 0.1, MATRIX), optax.scale(2))  # chain: transformation 0 of 2 is a
 chain(retract(FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
+chain(muon(1, FLAT, rest=optax.sgd(1)), optax.clip(1))  # chain: transformation 0 of 2 is a
+chain(start_on(retract(FLAT), FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
+start_on(Stiefel(), Stiefel())  # start_on: tx must be a GradientTransformation; got Stiefel()
+start_anywhere(0.1)  # start_anywhere: tx must be a GradientTransformation; got 0.1
 chain(manifold_muon(0.1, FLAT), optax.scale(2))  # chain: transformation 0 of 2 is a
 chain(with_master_copies(optax.sgd(0.1)), optax.scale(0.5))  # chain: transformation 0 of 2 is a
 check_chain(optax.sgd(0.1), FLAT, PARAMS, steps=0)  # check_chain: steps must be a whole number in

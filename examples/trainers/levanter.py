@@ -59,13 +59,11 @@ class ManifoldMuonConfig(OptimizerConfig):
         def optimizer(learning_rate: Any, adam_lr: Any) -> optax.GradientTransformation:
             def of(params: Any) -> Any:
                 rest = optax.adamw(adam_lr, weight_decay=self.weight_decay)
-                return mm.optim.manifold_muon(
-                    learning_rate,
-                    geometry(params),
-                    self.momentum,
-                    clip=self.max_grad_norm,
-                    rest=rest,
+                spaces = geometry(params)
+                descent = mm.optim.manifold_muon(
+                    learning_rate, spaces, self.momentum, clip=self.max_grad_norm, rest=rest
                 )
+                return mm.optim.start_on(descent, spaces)  # `train_lm` makes the weights
 
             return optax.GradientTransformation(
                 lambda params: of(params).init(params),

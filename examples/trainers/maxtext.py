@@ -50,9 +50,13 @@ def _is_entry(node: Any) -> bool:
 
 
 def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransformation:
-    """Return the optimizer, with MaxText's options for Muon and AdamW."""
+    """Return the optimizer, with MaxText's options for Muon and AdamW.
+
+    MaxText makes the weights itself: the first update moves them to their manifolds.
+    """
     rest = optax.adamw(rate, config.adam_b1, config.adam_b2, weight_decay=config.adam_weight_decay)
-    return mm.optim.manifold_muon(rate, geometry(tables), config.muon_beta, rest=rest)
+    descent = mm.optim.manifold_muon(rate, geometry(tables), config.muon_beta, rest=rest)
+    return mm.optim.start_on(descent, geometry(tables))
 
 
 def main() -> dict[str, float]:
@@ -71,10 +75,9 @@ def main() -> dict[str, float]:
     params = {
         k: jax.random.normal(key, s) for key, (k, s) in zip(keys, shapes.items(), strict=True)
     }
-    params = mm.optim.project_tree(geometry(tables), params)
     tx = manifold_muon(0.1, tables, config)
     grads = jax.tree.map(jnp.sin, params)
-    updates, _ = tx.update(grads, tx.init(params), params)
+    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(params), params)
     moved = optax.apply_updates(params, updates)
     distances = mm.optim.monitor_distance(geometry(tables), moved)
     for name, far in distances.items():

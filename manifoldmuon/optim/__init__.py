@@ -22,6 +22,7 @@ from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._optax_muon import optax_muon
 from manifoldmuon.optim._retract import chain, check_chain, retract
 from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
+from manifoldmuon.optim._start import start_anywhere, start_on
 from manifoldmuon.optim._steepest import monitor, scale_by_steepest
 from manifoldmuon.optim._tabulate import Table as Table
 from manifoldmuon.optim._tabulate import tabulate
@@ -65,6 +66,8 @@ __all__ = [
     "riemannian_sgd",
     "scale_by_budget",
     "scale_by_steepest",
+    "start_anywhere",
+    "start_on",
     "tabulate",
     "with_master_copies",
 ]

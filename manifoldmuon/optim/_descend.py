@@ -129,7 +129,7 @@ def _at(count: Any, value: Any) -> Any:
 
 
 def _warn_of_long_steps(learning_rate: Any, geometry: Geometry, params: Any) -> None:
-    rate = _at(0, learning_rate)
+    rate = _at(jnp.zeros((), jnp.int32), learning_rate)  # as Optax: a schedule may be of arrays
     if isinstance(rate, Tracer) or not float(rate) > 1:
         return
     places = find_manifolds(geometry, params)

@@ -202,6 +202,21 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"the parameter {path!r}: {error}") from error
 
 
+def refuse_keys(places: Places, params: Any) -> None:
+    """Raise `TypeError` for typed random keys among the parameters: Optax cannot update them."""
+    leaves = places.leaves(params)
+    keys = [
+        places.paths[i]
+        for i in (*places.real, *places.rest)
+        if jnp.issubdtype(leaves[i].dtype, jax.dtypes.prng_key)
+    ]
+    if keys:
+        raise TypeError(
+            f"{keys} are random keys, and Optax cannot update them: take them out of the parameters"
+            " (equinox.filter, or nnx.state(model, nnx.Param)), or put None in their place."
+        )
+
+
 def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -> Geometry:
     """Apply a function to every manifold of a geometry."""
 

@@ -9,9 +9,14 @@ import optax
 
 from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.trees.places import Places
-from manifoldmuon._internal.trees.transformations import Transformation, transformation
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    check_descends,
+    transformation,
+)
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry, find_manifolds
+from manifoldmuon.optim._geometry import Geometry, find_manifolds, refuse_keys
 from manifoldmuon.optim._leaves import check_updates
 
 
@@ -36,11 +41,13 @@ def hybrid(
       rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
 
     Returns:
-      The transformation, with the state of `optax.partition`. Later ones may change only the
-      parameters of `rest`, as `optax.transforms.freeze` can. `update` needs `params`.
+      The transformation, with the state of `optax.partition`. If `tx` must be last, so must it:
+      `optim.chain` refuses later transformations. To freeze parameters of the rest, mask `rest`.
+      `update` needs `params`.
 
     Raises:
       TypeError: `tx` or `rest` is not a transformation.
+      ValueError: on `init`, `rest` ascends, as `optax.scale_by_adam()` does.
 
     Examples:
       >>> geometry = {"kernel": mm.manifolds.Stiefel(), "bias": None}
@@ -56,10 +63,14 @@ def hybrid(
         return optax.partition(parts, lambda _: places.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:
-        return split(find_manifolds(geometry, params, rest=True, cut=False), params).init(params)
+        check_descends("rest", rest)
+        places = find_manifolds(geometry, params, rest=True, cut=False)
+        refuse_keys(places, params)
+        return split(places, params).init(params)
 
     def update_fn(updates, state, params=None, **extra_args):
         places = check_updates(geometry, updates, params, "hybrid", rest=True)
         return split(places, params).update(updates, state, params, **extra_args)
 
-    return transformation(update_fn, init_fn, optax.partition(parts, {}).init)
+    kind = Terminal if isinstance(tx, Terminal) else Transformation
+    return transformation(update_fn, init_fn, optax.partition(parts, {}).init, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import check_arguments
+from manifoldmuon._internal.first_values import check_values, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
 from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
@@ -79,8 +81,8 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
       ValueError: on use; see `resolve_geometry`. A radius is not a positive number, a rule or None;
         a constrained leaf is not on a `Hypersphere`; or, in `init`, a weight has norm zero or a
         norm that is not finite. The message names its path: give it a `radius`, and the first step
-        takes it there. Inside `jax.jit`, where values are unknown, its radius is NaN instead, and
-        so is the weight after one step.
+        takes it there. Inside `jax.jit` it is a `JaxRuntimeError` of the running program (on TPUs a
+        warning); without the check (`start_anywhere`) the radius is NaN, as is the next weight.
 
     Examples:
       >>> tx, params = keep_norms(mm.manifolds.Hypersphere()), jnp.array([0.0, 5.0])
@@ -165,7 +167,7 @@ def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, ja
     """Return the radii by path; raise if a norm to be kept is zero or not finite."""
     places = _find_spheres(geometry, params)
     given = places.spread(find_places(radius, params, _check_radius, "radius").values)
-    leaves, radii, wrong = places.leaves(params), {}, []
+    leaves, radii, wrong, traced = places.leaves(params), {}, [], {}
     if not (places.real or places.rest):
         return {}
 
@@ -187,18 +189,28 @@ def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, ja
             norm = jnp.full(norm.shape, jnp.nan, norm.dtype)
         else:
             unfit = (norm == 0) | ~jnp.isfinite(norm)
-            if isinstance(norm, Tracer) or not norm.is_fully_addressable:
+            if isinstance(norm, Tracer):
+                traced[path] = jnp.any(unfit)
+            known = not isinstance(norm, Tracer) and norm.is_fully_addressable
+            if not known or unfit.any():
                 norm = jnp.where(unfit, jnp.nan, norm)
-            elif unfit.any():
-                wrong.append(path)
+                wrong += [path] if known else []
         radii[path] = replicated_like(norm, leaf)
+    if values_are_checked():
+        _raise_if_unfit(tuple(wrong), *[True] * len(wrong))
+        if traced:
+            check_values(functools.partial(_raise_if_unfit, tuple(traced)), [*traced.values()])
+    return radii
+
+
+def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
+    wrong = [path for path, bad in zip(paths, unfit, strict=True) if bad]
     if wrong:
         raise ValueError(
             f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, for good."
             " Give them a radius, for instance radius=by_path({...: 1.0, '**': None}), or start"
             " them elsewhere."
         )
-    return radii
 
 
 def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:

@@ -49,7 +49,7 @@ def with_master_copies(
     Returns:
       A transformation with a `MasterCopiesState`. Updates have the parameters' dtypes, rounded so
       that `W + u` is next to the rounded copy, and equal to it wherever the entry changes by less
-      than a factor of two. `monitor_distance(geometry, state.copies)` measures the copies.
+      than a factor of two. `monitor_distance(geometry, params, state)` measures the copies.
       `update` needs `params`.
 
     Raises:
@@ -86,13 +86,13 @@ def with_master_copies(
 def _copy(x: Any, dtype: DTypeLike) -> Any:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.ShapeDtypeStruct(x.shape, _wider(x, dtype), sharding=x.sharding)
-    return jnp.copy(x).astype(_wider(x, dtype))  # the same buffer cannot be donated twice
+    return _cast(jnp.copy(x), dtype)  # the same buffer cannot be donated twice
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:
-    return x.astype(_wider(x, dtype)) if jnp.issubdtype(jnp.result_type(x), jnp.floating) else x
+    return x.astype(_wider(x, dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
 def _wider(x: Any, dtype: DTypeLike) -> Any:
     """Return the wider of two dtypes: a copy never has fewer bits than its parameter."""
-    return jnp.promote_types(jnp.result_type(x), dtype)
+    return jnp.promote_types(x.dtype, dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype

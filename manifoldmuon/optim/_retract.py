@@ -22,11 +22,10 @@ from manifoldmuon._internal.trees.transformations import (
 )
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds
+from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds, refuse_keys
 from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._trees import far_distances, init_tree, monitor_distance
-
-_SHOWN = 5  # maximum number of parameters listed in an error
+from manifoldmuon.optim._start import refuse_far
+from manifoldmuon.optim._trees import init_tree, monitor_distance
 
 
 @checked()
@@ -49,10 +48,11 @@ def retract(geometry: Geometry) -> Transformation:
       retracted point. A zero step gives a zero update. `update` needs `params`.
 
     Raises:
-      ValueError: in `init`: a parameter is at a `Manifold.distance` above 0.1. Not checked are
-        parameters without values (under `jax.jit`, `jax.ShapeDtypeStruct`), arrays spread over
-        several processes, matrices with a shorter side above 1024, and rows of `EmbeddingRows` that
-        are exactly zero (padding).
+      ValueError: in `init`: a parameter is at a `Manifold.distance` above 0.1; see `start_on` and
+        `start_anywhere`. Under `jax.jit` it is a `JaxRuntimeError` of the running program, and on
+        TPUs a warning. Not checked are `jax.ShapeDtypeStruct`, rows of `EmbeddingRows` that are
+        exactly zero (padding) and, outside of jit, arrays spread over several processes and
+        matrices with a shorter side above 1024.
 
     Examples:
       >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
@@ -69,32 +69,10 @@ def retract(geometry: Geometry) -> Transformation:
         return updates, state
 
     def init_fn(params: Any) -> optax.EmptyState:
-        if far := far_distances(geometry, params):
-            shown = [f"{path!r} (distance {size:.2g})" for path, size in [*far.items()][:_SHOWN]]
-            shown += [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
-            raise ValueError(
-                f"parameters are far from their manifolds: {', '.join(shown)}."
-                " Start from optim.project_tree(geometry, params), which gives the nearest points,"
-                " or from optim.init_tree(geometry, key, params), which gives random points."
-                + _hint_for_zeros(geometry, params, far)
-            )
+        refuse_far(geometry, params)
         return optax.EmptyState()
 
     return transformation(update_fn, init_fn, kind=Terminal)
-
-
-def _hint_for_zeros(geometry: Geometry, params: Any, far: Any) -> str:
-    """Return a hint if parameters are zero: their projection is arbitrary."""
-    places = find_manifolds(geometry, params, cut=False)
-    leaves = zip(places.paths, places.leaves(params), strict=True)
-    zero = [path for path, leaf in leaves if path in far and not np.any(leaf)]
-    if not zero:
-        return ""
-    return (
-        f" No point is nearest to the zeros of {zero[:_SHOWN]}: project_tree would change what the"
-        " model computes. For a factor of an adapter that starts at zero, let it be free and"
-        " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's convention."
-    )
 
 
 def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
@@ -106,8 +84,9 @@ def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
 def chain(*transformations: optax.GradientTransformation) -> Transformation:
     """Return `optax.chain` of the transformations, and refuse transformations after `retract`.
 
-    After a `retract` inside `hybrid`, `optax.partition` or `optax.masked`, other parameters may
-    change. `check_chain` finds transformations that change the retracted parameters.
+    Also after one inside `hybrid` (the option `rest`). After one inside `optax.partition` or
+    `optax.masked` it refuses nothing: `check_chain` finds transformations that change the
+    retracted parameters.
 
     Args:
       *transformations: gradient transformations, applied in order.
@@ -131,8 +110,8 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
             raise ValueError(
                 f"chain: transformation {i} of {count} is a retract, but it must be last: whatever"
                 " changes its updates takes the parameters off the manifold. Move what follows"
-                " (learning rate, budgets, weight decay) in front of it; the page 'Transformations'"
-                " has the order of a chain."
+                " (learning rate, budgets, weight decay, clipping) in front of it; the page"
+                " 'Transformations' has the order of a chain."
             )
     ends = any(isinstance(part, Terminal) for part in transformations[-1:])
     return (Terminal if ends else Transformation)(*optax.chain(*transformations))
@@ -185,6 +164,7 @@ def check_chain(
     # Shapes only: the arrays may be on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
     places = find_manifolds(geometry, shapes, rest=True)
+    refuse_keys(places, shapes)
 
     jit = functools.partial(jax.jit, compiler_options=compiler_options(shapes, steps))
 

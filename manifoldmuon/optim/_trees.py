@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import functools
 import math
+import warnings
 import zlib
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.compiling import compiler_options
+from manifoldmuon._internal.first_values import is_traced
 from manifoldmuon._internal.matrices.arrays import largest, upcast
 from manifoldmuon._internal.meshes.mesh import placed_like
-from manifoldmuon._internal.scales import scale_of
+from manifoldmuon._internal.trees.paths import flatten_with_path, is_hole, path_string
 from manifoldmuon._internal.trees.places import Places
-from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Manifold, Stiefel
+from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Entry,
     Geometry,
@@ -31,6 +32,7 @@ from manifoldmuon.optim._geometry import (
 )
 from manifoldmuon.optim._keep_norms import KeepNormsState, distance_from_radius, on_sphere
 from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._master_copies import MasterCopiesState
 from manifoldmuon.optim._steepest import ScaleBySteepestState, find_in, monitor
 
 
@@ -45,18 +47,56 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
       A tree of the same structure, shapes and dtypes. Unconstrained parameters, and parameters with
       the entry None, do not change.
 
+    Warns:
+      UserWarning: a `Hypersphere` of radius 1, the default, changes a norm by more than a factor of
+        two (not checked under `jax.jit`); averages of weights with `keep_norms` take `match_norms`.
+
     Examples:
-      >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 4.0])})["w"].tolist()
+      >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 1.5])})["w"].tolist()
       [0.0, 1.0]
     """
 
-    def project(manifold: Manifold, point: jax.Array, _: jax.Array) -> jax.Array:
-        return _project(manifold, point)
+    projected = nearest_points(geometry, params)
+    if not is_traced(params):
+        places = find_manifolds(geometry, params, rest=True, cut=False)
+        _warn_of_new_norms("project_tree", places, params, projected)
+    return projected
 
+
+def nearest_points(geometry: Geometry, params: Any) -> Any:
+    """Return `project_tree`, without its warning."""
     places, own = _without_rest(geometry, params)
-    projected, _ = map_leaves(project, geometry, own, own, name="project_tree", select=constrained)
-    leaves = places.leaves(params)
-    return places.fill(projected, {place: leaves[place] for place in places.rest})
+    if is_traced(own):
+        projected, _ = map_leaves(_project, geometry, own, own, select=constrained)
+    else:
+        parts = cut_places(places)
+        leaves = parts.leaves(own)
+        for i in parts.real:
+            if constrained(manifold_of(parts.values[i])):
+                point = _compiled(_project_leaf, leaves[i])(parts.values[i], leaves[i])
+                leaves[i] = placed_like(point, leaves[i])
+        projected = parts.unflatten(leaves, own)
+    whole = places.leaves(params)
+    return places.fill(projected, {place: whole[place] for place in places.rest})
+
+
+def _warn_of_new_norms(name: str, places: Places, before: Any, after: Any) -> None:
+    """Warn if weights on spheres of the default radius change their norms by a factor of two."""
+    trees, factors = (places.leaves(before), places.leaves(after)), []
+    for i in places.real:
+        manifold, pair = manifold_of(places.values[i]), [tree[i] for tree in trees]
+        known = all(getattr(x, "is_fully_addressable", hasattr(x, "__array__")) for x in pair)
+        if known and on_sphere(manifold) and manifold.scale == 1:
+            old, new = (np.linalg.norm(np.asarray(x).astype(np.float64)) for x in pair)
+            if new > 2 * old or old > 2 * new:
+                factors.append(f"{places.paths[i]!r} (times {new / old if old else math.inf:.2g})")
+    if factors:
+        warnings.warn(
+            f"{name}: spheres of radius 1 change the norms of {', '.join(factors)}. An average of"
+            " weights that keep their norms (muonh, adamh, hyperball) takes optim.match_norms in"
+            " place of project_tree; for another radius write Hypersphere(radius).",
+            stacklevel=3,
+        )
 
 
 def _without_rest(geometry: Geometry, params: Any) -> tuple[Places, Any]:
@@ -72,8 +112,9 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
       geometry: the manifold of each parameter; see `resolve_geometry`.
       params: any tree of floating point arrays.
       state: an optimizer state. Weights that a `keep_norms` in it keeps at a radius `R` (`muonh`,
-        `adamh`, `hyperball`) are measured from this radius, `| ||W|| / R - 1 |`. It is found in the
-        state of any composition; for Flax, give the `opt_state` of an `nnx.Optimizer`.
+        `adamh`, `hyperball`) are measured from this radius, `| ||W|| / R - 1 |`, and the copies of
+        a `with_master_copies` in place of the rounded parameters. Both are found in the state of
+        any composition; for Flax, give the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
       A float32 scalar per parameter, by path: the largest `Manifold.distance` of its points.
@@ -92,7 +133,8 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
       >>> monitor_distance(sphere, params, state)["w"].item()
       0.0
     """
-    (places, own), zero = _without_rest(geometry, params), jnp.zeros((), jnp.float32)
+    params, zero = _with_master_copies(state, params), jnp.zeros((), jnp.float32)
+    places, own = _without_rest(geometry, params)
     places = cut_places(places)
     paths = [places.paths[place] for place in places.real]
     radii = dict.fromkeys(paths, ()) | _find_radii(state, places, params)
@@ -100,6 +142,20 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
         _measure, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
     )
     return {path: largest(found.get(path, zero)) for path in paths}
+
+
+def _with_master_copies(state: Any, params: Any) -> Any:
+    """Return the parameters, replaced by their master copies in a state, if any."""
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MasterCopiesState))
+    copies = {
+        path_string(path): leaf
+        for node in nodes
+        if isinstance(node, MasterCopiesState)
+        for path, leaf in flatten_with_path(node.copies)[0]
+    }
+    pairs, treedef = flatten_with_path(params, is_hole) if copies else ([], None)
+    leaves = [copies.get(path_string(path), leaf) for path, leaf in pairs]
+    return jax.tree.unflatten(treedef, leaves) if copies else params
 
 
 def _find_radii(state: Any, places: Places, params: Any) -> dict[str, Any]:
@@ -164,86 +220,12 @@ def _measure(
     manifold: Manifold, point: jax.Array, _: jax.Array, radius: Any
 ) -> tuple[None, jax.Array]:
     if isinstance(radius, tuple):  # the state has no radius
-        return None, _distance(manifold, point)
+        return None, _compiled(_distance, point)(manifold, point)
     return None, distance_from_radius(manifold, point, radius)
 
 
-_FAR = 0.1
-_FEW = 2**18  # numbers that NumPy measures faster than XLA compiles
-_LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
-
-
-def far_distances(geometry: Geometry, params: Any) -> dict[str, float]:
-    """Return the distances above 0.1 of parameters from their manifolds, by path.
-
-    Empty inside `jax.jit`. Leaves out abstract, empty and unconstrained parameters, arrays spread
-    over several processes, and matrices with a shorter side above 1024. Rows of `EmbeddingRows`
-    that are exactly zero (padding) do not count.
-    """
-    if isinstance(jnp.zeros(()), Tracer):  # inside `jax.jit` even constants are traced
-        return {}
-    places = find_manifolds(geometry, params)
-    leaves = places.leaves(params)
-    kinds: dict[Any, list[int]] = {}  # compile once for all arrays on the same devices
-    farthest: dict[str, float] = {}
-    for i in places.real:
-        if not _is_known(entry := places.values[i], leaves[i]):
-            continue
-        if jnp.size(leaves[i]) <= _FEW and type(manifold_of(entry)).distance is Stiefel.distance:
-            farthest[places.paths[i]] = _numpy_distance(entry, leaves[i])
-        else:
-            devices = leaves[i].devices() if isinstance(leaves[i], jax.Array) else ()
-            kinds.setdefault(frozenset(devices), []).append(i)
-    for kind in kinds.values():
-        arrays = [leaves[i] for i in kind]
-        measure = _compiled_distances(**compiler_options(arrays, steps=1))
-        sizes = jax.device_get(measure(tuple([places.values[i] for i in kind]), arrays))
-        farthest |= {places.paths[i]: float(x) for i, x in zip(kind, sizes, strict=True)}
-    return {path: size for path, size in farthest.items() if size > _FAR}
-
-
-def _numpy_distance(entry: Entry, leaf: Any) -> float:
-    """Return the largest distance from orthonormal matrices, without compiling a program."""
-    manifold: Any = manifold_of(entry)
-    point: Any = np.asarray(leaf).astype(np.float64)
-    if isinstance(entry, LaidOut):
-        point = entry.layout.inward(point)
-    point = point / scale_of(manifold.scale, point.shape[-2:])
-    wide = point.shape[-2] < point.shape[-1]
-    gram = point @ point.mT if wide else point.mT @ point
-    if not np.isfinite(gram).all():
-        return math.nan
-    return float(np.abs(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0)) - 1).max())
-
-
-@functools.cache
-def _compiled_distances(**options: Any) -> Any:
-    """Return a compiled function: the largest distance of each array from its manifold."""
-
-    def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
-        _, found = map_leaves(_measure_without_padding, list(entries), arrays, arrays)
-        return [largest(found[str(i)]) for i in range(len(arrays))]
-
-    return jax.jit(measure, static_argnums=0, compiler_options=options)
-
-
-def _is_known(entry: Entry, leaf: Any) -> bool:
-    manifold = manifold_of(entry)
-    if not manifold.constrained or isinstance(leaf, Tracer | jax.ShapeDtypeStruct):
-        return False
-    sides = inner_shape(entry, jnp.shape(leaf))[-2:]
-    by_row = manifold.ndim < 2 or isinstance(manifold, EmbeddingRows)
-    small = by_row or min(sides) <= _LARGEST_SIDE
-    return bool(jnp.size(leaf)) and small and getattr(leaf, "is_fully_addressable", True)
-
-
-def _measure_without_padding(
-    manifold: Manifold, point: jax.Array, _: jax.Array
-) -> tuple[None, jax.Array]:
-    if isinstance(manifold, EmbeddingRows):
-        zero = jnp.all(point == 0, axis=-1, keepdims=True)
-        point = jnp.where(zero, _project(manifold, point), point)
-    return None, _distance(manifold, point)
+def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
+    return manifold.distance(upcast(point)).astype(jnp.float32)
 
 
 def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
@@ -286,36 +268,56 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
             " give the parameters that the framework has initialised."
         )
     points = {
-        place: random_leaf(places.values[place], key, places.paths[place], leaves[place])
+        place: _random_like(places.values[place], key, places.paths[place], leaves[place])
         for place in places.real
     }
-    return places.fill(params, points)
+    drawn = places.fill(params, points)
+    if not is_traced((key, params)):
+        _warn_of_new_norms("init_tree", places, params, drawn)
+    return drawn
 
 
-def random_leaf(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:
+def _random_like(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:
     """Return a random point like `leaf` that depends only on the key and the path."""
-    own_key = jax.random.fold_in(key, zlib.crc32(path.encode()))
-    shape = jnp.shape(leaf)
-    dtype = jnp.result_type(leaf)
-    point = _random_point(manifold_of(entry), own_key, inner_shape(entry, shape), dtype)
-    if isinstance(entry, LaidOut):
-        point = entry.layout.outward(point, shape)
+    shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
+    draw = _compiled(_random_leaf, (key, leaf), level=2)
+    point = draw((entry, shape, dtype), key, np.uint32(zlib.crc32(path.encode())))
     return placed_like(point, leaf)
 
 
-# Outside jit, compile these per kind of leaf, not operation by operation.
-
-
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _project(manifold: Manifold, point: jax.Array) -> jax.Array:
+def _project(manifold: Manifold, point: jax.Array, _: Any) -> jax.Array:
     return manifold.project(upcast(point)).astype(point.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=0, inline=True)
-def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
-    return manifold.distance(upcast(point)).astype(jnp.float32)
+def _project_leaf(entry: Entry, leaf: jax.Array) -> jax.Array:
+    return map_leaves(_project, [entry], [leaf], [leaf])[0][0]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3), inline=True)
-def _random_point(manifold: Manifold, key: PRNGKeyArray, shape: tuple[int, ...], dtype: Any):
-    return manifold.random_point(key, shape, dtype)
+def _random_leaf(kind: tuple[Entry, tuple[int, ...], Any], key: Any, number: Any) -> jax.Array:
+    """Return a random point of a kind: entry, shape and dtype."""
+    entry, shape, dtype = kind
+    own_key = jax.random.fold_in(key, number)
+    point = manifold_of(entry).random_point(own_key, inner_shape(entry, shape), dtype)
+    return entry.layout.outward(point, shape) if isinstance(entry, LaidOut) else point
+
+
+def _compiled(function: Any, like: Any, level: int = 0) -> Any:
+    """Return a function of a kind of leaf and arrays; outside jit, compiled once for each kind.
+
+    Args:
+      function: takes a hashable value, then arrays.
+      like: arrays; their size decides the effort, and outside of jit whether they are traced.
+      level: XLA's effort. From 1 on, random numbers do not depend on it.
+    """
+    if is_traced(like):
+        return _jitted(function, inline=True)
+    options = compiler_options(like, steps=1)
+    if options:
+        options["xla_backend_optimization_level"] = level
+    return _jitted(function, compiler_options=tuple(options.items()))
+
+
+@functools.cache
+def _jitted(function: Any, compiler_options: Any = (), inline: bool = False) -> Any:
+    options = dict(compiler_options) or None
+    return jax.jit(function, static_argnums=0, inline=inline, compiler_options=options)

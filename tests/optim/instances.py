@@ -120,6 +120,10 @@ def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformati
     return optim.with_master_copies(optim.manifold_muon(learning_rate, geometry))
 
 
+def from_anywhere(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
+    return optim.start_on(optim.manifold_muon(learning_rate, geometry), geometry)
+
+
 def with_bits(bits: int) -> Callable[..., optax.GradientTransformation]:
     def make(learning_rate: Any, geometry: Any) -> optax.GradientTransformation:
         tx = optim.manifold_muon(learning_rate, geometry, momentum=0.9)
@@ -228,6 +232,7 @@ INSTANCES = {
     "master copies": Instance(
         with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
     ),
+    "start": Instance(from_anywhere, small_geometry, SMALL, {"learning_rate": 0.1}, still=False),
     "8 bits": Instance(with_bits(8), small_geometry, SMALL, {"learning_rate": 0.1}),
     "4 bits": Instance(
         with_bits(4),

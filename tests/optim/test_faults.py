@@ -69,7 +69,7 @@ FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"bias": (4,)}
 
 @jax.jit
 def two_steps(params):
-    tx = optim.manifold_muon(0.1, FAR, momentum=None)
+    tx = optim.start_anywhere(optim.manifold_muon(0.1, FAR, momentum=None))
     for seed in range(2):
         rng = np.random.default_rng(seed)
         grads = {k: np.float32(rng.standard_normal(s)) for k, s in FAR_SHAPES.items()}
@@ -100,7 +100,7 @@ def test_spectral_ball_accepts_any_rank(ones):
     grads = {k: drawn(3, SHAPES)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
     with pytest.raises(ValueError, match="'band' .*project_tree"):
         tx.init(far)
-    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(far), far)
+    updates, _ = jax.jit(tx.update)(grads, optim.start_anywhere(tx).init(far), far)
     near = optim.monitor_distance(ball, optax.apply_updates(far, updates))
     assert near["w"] < 4e-6
     assert near["band"] < 2e-4  # inverse roots converge slowly from zero singular values

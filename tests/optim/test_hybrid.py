@@ -149,9 +149,9 @@ def test_tabulate_lists_none_entries_as_rest():
 def test_chain_and_check_chain_accept_rest():
     tx = optim.manifold_muon(0.1, GEOMETRY, rest=optax.adamw(0.01))
     frozen = {"embed": True, "layer": False, "head": {"kernel": False, "bias": True}}
-    optim.check_chain(optim.chain(tx, optax.transforms.freeze(frozen)), GEOMETRY, PARAMS)
+    optim.check_chain(optax.chain(tx, optax.transforms.freeze(frozen)), GEOMETRY, PARAMS)
     with pytest.raises(ValueError, match="have left their manifold, at distance {'head/kernel'"):
-        optim.check_chain(optim.chain(tx, optax.scale(0.5)), GEOMETRY, PARAMS)
+        optim.check_chain(optax.chain(tx, optax.scale(0.5)), GEOMETRY, PARAMS)
 
 
 def test_integer_leaves_go_to_the_rest():

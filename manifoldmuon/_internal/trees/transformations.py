@@ -87,31 +87,45 @@ def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -
 
 
 def check_ascends(name: str, base: optax.GradientTransformation) -> None:
-    """Raise `ValueError` if a base optimizer descends: later transformations flip the sign.
-
-    Probes the base with a constant scalar gradient. A base that fails there passes: it may need
-    other parameters, further arguments, or hyperparameters that are being traced.
-    """
-
-    def probe() -> Any:
-        one, total = jnp.ones(()), jnp.zeros(())
-        state = base.init(one)
-        for _ in range(3):  # a schedule may start at zero
-            update, state = base.update(one, state, one)
-            total += jnp.asarray(update)
-        return total
-
-    try:
-        with jax.ensure_compile_time_eval():
-            total = float(jax.jit(probe, compiler_options=compiler_options((), 1))())
-    except Exception:
-        return
-    if total < 0:
+    """Raise `ValueError` if a base optimizer descends: later transformations flip the sign."""
+    if _probe(base) < 0:
         raise ValueError(
             f"{name}(base) must ascend, without a learning rate of its own, and this one descends:"
             " write optax.scale_by_adam() for optax.adam(rate), optax.trace(0.9) for"
             " optax.sgd(rate, 0.9)"
         )
+
+
+def check_descends(name: str, tx: optax.GradientTransformation) -> None:
+    """Raise `ValueError` if an optimizer ascends: nothing flips the sign of its updates."""
+    if _probe(tx) > 0:
+        raise ValueError(
+            f"{name} must be a complete optimizer with its learning rate, and this one ascends:"
+            " write optax.adam(rate) for optax.scale_by_adam(), optax.sgd(rate, 0.9) for"
+            " optax.trace(0.9)"
+        )
+
+
+def _probe(tx: optax.GradientTransformation) -> float:
+    """Return the summed updates of three steps with the scalar gradient 1.
+
+    A transformation that fails there gives 0: it may need other parameters, further arguments, or
+    hyperparameters that are being traced.
+    """
+
+    def probe() -> Any:
+        one, total = jnp.ones(()), jnp.zeros(())
+        state = tx.init(one)
+        for _ in range(3):  # a schedule may start at zero
+            update, state = tx.update(one, state, one)
+            total += jnp.asarray(update)
+        return total
+
+    try:
+        with jax.ensure_compile_time_eval():
+            return float(jax.jit(probe, compiler_options=compiler_options((), 1))())
+    except Exception:
+        return 0.0
 
 
 def require(name: str, **arguments: Any) -> None:

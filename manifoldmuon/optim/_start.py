@@ -1,0 +1,341 @@
+"""Weights that start off their manifolds: refused by `init`, or moved there by the first update."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.core import Tracer
+
+from manifoldmuon._internal.compiling import compiler_options
+from manifoldmuon._internal.first_values import (
+    check_values,
+    is_traced,
+    unchecked_values,
+    values_are_checked,
+)
+from manifoldmuon._internal.matrices.arrays import (
+    Squares,
+    expand_trailing,
+    frobenius_norm,
+    identity_like,
+    inner_product,
+    largest,
+    nonzero_or_one,
+    product,
+    tall,
+    upcast,
+)
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon._internal.scales import scale_of
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    difference,
+    transformation,
+)
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    LaidOut,
+    Manifold,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.optim._arguments import checked
+from manifoldmuon.optim._geometry import (
+    Entry,
+    Geometry,
+    constrained,
+    find_manifolds,
+    inner_shape,
+    manifold_of,
+)
+from manifoldmuon.optim._leaves import check_updates, map_leaves
+from manifoldmuon.optim._trees import nearest_points
+
+_FAR = 0.1
+_FEW = 2**18  # numbers that NumPy measures faster than XLA compiles
+_LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
+_SHOWN = 5  # maximum number of parameters listed in an error
+
+
+class StartOnState(NamedTuple):
+    """State of `start_on`.
+
+    Attributes:
+      count: updates taken, int32, counted up to 2.
+      inner: the wrapped transformation's state.
+    """
+
+    count: jax.Array
+    inner: Any
+
+
+@checked()
+def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transformation:
+    """Move weights to the nearest points of their manifolds in the first update.
+
+    For trainers that make the weights themselves and have no hook for `project_tree`: `init`
+    accepts weights off their manifolds, and the first update is the move to the nearest points
+    together with the optimizer's first step from there (its gradient is of the weights as they
+    were). In bfloat16 and float16 the second update projects again: a sum in these dtypes cannot
+    reach a point from far away. Later updates are those of `tx`.
+
+    Args:
+      tx: a complete optimizer, such as `manifold_muon(0.02, geometry, rest=optax.adamw(3e-4))`. Its
+        `init` and `update` see the nearest points in place of the weights.
+      geometry: the manifold of each parameter; see `resolve_geometry`. Unconstrained parameters,
+        and parameters with the entry None, start as they are.
+
+    Returns:
+      A transformation with a `StartOnState`. `update` needs `params`.
+
+    Raises:
+      TypeError: `tx` is not a transformation; on use, see `resolve_geometry`.
+      ValueError: on use; see `resolve_geometry`.
+
+    Examples:
+      >>> sphere, params = mm.manifolds.Hypersphere(), jnp.array([0.0, 30.0])
+      >>> tx = start_on(manifold_muon(0.1, sphere), sphere)
+      >>> updates, _ = tx.update(jnp.array([1.0, 0.0]), tx.init(params), params)
+      >>> [round(x, 2) for x in optax.apply_updates(params, updates).tolist()]
+      [-0.1, 1.0]
+    """
+    inner = optax.with_extra_args_support(tx)
+
+    def init_fn(params: Any) -> StartOnState:
+        abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
+        points = params if abstract else nearest_points(geometry, params)
+        with unchecked_values():
+            return StartOnState(jnp.zeros((), jnp.int32), inner.init(points))
+
+    def update_fn(updates, state, params=None, **extra_args):
+        places = check_updates(geometry, updates, params, "start_on", rest=True)
+        leaves = places.leaves(params)
+        moving = [i for i in places.real if constrained(manifold_of(places.values[i]))]
+        before = {i: jnp.asarray(leaves[i]) for i in moving}
+
+        def nearest(points: dict[int, jax.Array]) -> dict[int, jax.Array]:
+            projected = places.leaves(nearest_points(geometry, places.fill(params, points)))
+            return {i: projected[i] for i in moving}
+
+        short = any(jnp.finfo(x.dtype).bits < 32 for x in before.values())
+        is_new = state.count < (2 if short else 1)
+        points = _cond(is_new, nearest, before)
+        updates, inner_state = inner.update(
+            updates, state.inner, places.fill(params, points), **extra_args
+        )
+        steps = places.leaves(updates)
+        moved = {
+            i: jnp.where(is_new, difference(point + steps[i], before[i]), steps[i])
+            for i, point in points.items()
+        }
+        count = jnp.minimum(state.count + 1, 2)
+        return places.fill(updates, moved), StartOnState(count, inner_state)
+
+    kind = Terminal if isinstance(tx, Terminal) else Transformation
+    return transformation(
+        update_fn, init_fn, lambda params: StartOnState(jnp.zeros(()), inner.init(params)), kind
+    )
+
+
+def _cond(condition: Any, function: Any, value: Any) -> Any:
+    """Return `function(value)` if the condition holds, otherwise the value."""
+    if isinstance(condition, Tracer):
+        return jax.lax.cond(condition, function, lambda value: value, value)
+    return function(value) if condition else value  # eager `cond` compiles at every call
+
+
+@checked()
+def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
+    """Turn off the checks of first weights: `init` takes weights off their manifolds.
+
+    Without them the first steps may be NaN. Use it where `init` must be free of callbacks, as for
+    `jax.export`: inside `jax.jit` the checks of first weights are callbacks.
+
+    Args:
+      tx: any transformation.
+
+    Returns:
+      The transformation, with the same state.
+
+    Examples:
+      >>> tx = start_anywhere(manifold_muon(0.1, mm.manifolds.Stiefel()))
+      >>> state = tx.init(jnp.zeros((3, 2)))
+    """
+
+    def init_fn(params: Any) -> Any:
+        with unchecked_values():
+            return tx.init(params)
+
+    kind = Terminal if isinstance(tx, Terminal) else Transformation
+    return transformation(optax.with_extra_args_support(tx).update, init_fn, tx.init, kind)
+
+
+def refuse_far(geometry: Geometry, params: Any) -> None:
+    """Raise `ValueError` for parameters at a distance above 0.1 from their manifolds.
+
+    Inside `jax.jit` the compiled program raises when it runs; see `check_values`. Leaves out
+    unconstrained, empty and abstract parameters, outside of jit arrays spread over several
+    processes, and matrices with a shorter side above 1024 that need a decomposition. Rows of
+    `EmbeddingRows` that are exactly zero (padding) do not count.
+    """
+    if not values_are_checked():
+        return
+    places = find_manifolds(geometry, params)
+    leaves, inside_jit = places.leaves(params), is_traced()
+    kinds: dict[Any, list[int]] = {}  # compile once for all arrays on the same devices
+    distances: dict[int, float] = {}
+    traced = []
+    for i in places.real:
+        entry, leaf = places.values[i], leaves[i]
+        if isinstance(leaf, jax.ShapeDtypeStruct) or not (
+            constrained(manifold_of(entry)) and jnp.size(leaf)
+        ):
+            continue
+        if inside_jit or isinstance(leaf, Tracer):
+            if _edges(manifold_of(entry)) or _is_small(entry, leaf):
+                traced.append(i)
+        elif not (_is_small(entry, leaf) and getattr(leaf, "is_fully_addressable", True)):
+            continue
+        elif jnp.size(leaf) <= _FEW and type(manifold_of(entry)).distance is Stiefel.distance:
+            distances[i] = _numpy_distance(entry, leaf)
+        else:
+            devices = leaf.devices() if isinstance(leaf, jax.Array) else ()
+            kinds.setdefault(frozenset(devices), []).append(i)
+    for kind in kinds.values():
+        arrays = [leaves[i] for i in kind]
+        measure = _compiled_distances(**compiler_options(arrays, steps=1))
+        sizes = jax.device_get(measure(tuple([places.values[i] for i in kind]), arrays))
+        distances |= dict(zip(kind, map(float, sizes), strict=True))
+    known = sorted(distances)
+    # Read values only where an error is certain.
+    zero = [distances[i] > _FAR and not np.any(leaves[i]) for i in known]
+    _raise_if_far([places.paths[i] for i in known], *[distances[i] for i in known], *zero)
+    if traced:
+        arrays = [jax.lax.stop_gradient(jnp.asarray(leaves[i])) for i in traced]
+        entries = [places.values[i] for i in traced]
+        _, found = map_leaves(_estimate, entries, arrays, arrays, divide=True)
+        paths = [places.paths[i] for i in traced]
+        values = [largest(found[str(i)]) for i in range(len(traced))]
+        zero = [jnp.logical_not(jnp.any(x)) for x in arrays]
+        check_values(functools.partial(_raise_if_far, paths), values + zero)
+
+
+def _raise_if_far(paths: list[str], *numbers: Any) -> None:
+    """Raise for distances above 0.1; `numbers` are the distances, then whether all is zero."""
+    sizes = {path: float(x) for path, x in zip(paths, numbers, strict=False)}
+    zeros = [path for path, x in zip(paths, numbers[len(paths) :], strict=True) if x]
+    far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if x > _FAR]
+    if far:
+        zeros = [path for path in zeros if sizes[path] > _FAR][:_SHOWN]
+        hint = (
+            f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
+            " model computes. For a factor of an adapter that starts at zero, let it be free and"
+            " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's"
+            " convention."
+        )
+        more = [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
+        raise ValueError(
+            f"parameters are far from their manifolds: {', '.join(far[:_SHOWN] + more)}."
+            " Start from optim.project_tree(geometry, params), which gives the nearest points, or"
+            " from optim.init_tree(geometry, key, params), which gives random points. If a trainer"
+            " makes the weights, optim.start_on(tx, geometry) moves them in the first update."
+            + (hint if zeros else "")
+        )
+
+
+def _numpy_distance(entry: Entry, leaf: Any) -> float:
+    """Return the largest distance from orthonormal matrices, without compiling a program."""
+    manifold: Any = manifold_of(entry)
+    point: Any = np.asarray(leaf).astype(np.float64)
+    if isinstance(entry, LaidOut):
+        point = entry.layout.inward(point)
+    point = point / scale_of(manifold.scale, point.shape[-2:])
+    wide = point.shape[-2] < point.shape[-1]
+    gram = point @ point.mT if wide else point.mT @ point
+    if not np.isfinite(gram).all():
+        return math.nan
+    return float(np.abs(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0)) - 1).max())
+
+
+@functools.cache
+def _compiled_distances(**options: Any) -> Any:
+    """Return a compiled function: the largest distance of each array from its manifold."""
+
+    def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
+        _, found = map_leaves(_measure, list(entries), arrays, arrays)
+        return [largest(found[str(i)]) for i in range(len(arrays))]
+
+    return jax.jit(measure, static_argnums=0, compiler_options=options)
+
+
+def _is_small(entry: Entry, leaf: Any) -> bool:
+    manifold = manifold_of(entry)
+    by_row = manifold.ndim < 2 or isinstance(manifold, EmbeddingRows)
+    return by_row or min(inner_shape(entry, jnp.shape(leaf))[-2:]) <= _LARGEST_SIDE
+
+
+def _measure(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
+    if isinstance(manifold, EmbeddingRows):
+        length = point.shape[-1]
+        entry = scale_of(manifold.scale, (length,)) / math.sqrt(length)
+        padding = jnp.all(point == 0, axis=-1, keepdims=True)
+        point = jnp.where(padding, jnp.asarray(entry, point.dtype), point)
+    return None, manifold.distance(upcast(point)).astype(jnp.float32)
+
+
+def _estimate(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
+    """Return the distance within 1 %, from products alone if singular values decide it.
+
+    Inside a user's program: decompositions of every kind of leaf would take seconds to compile.
+    """
+    edges = _edges(manifold)
+    if edges is None:
+        return _measure(manifold, point, None)
+    middle, low, high = edges
+    unit = tall(upcast(point) / scale_of(manifold.scale, point.shape[-2:]))  # type: ignore
+    gram = product(unit.mT, unit)
+    excess = gram - middle * identity_like(gram)
+    size, sign = _extreme_eigenvalue(excess)
+    above, below = jnp.sqrt(middle + size) - high, low - jnp.sqrt(jnp.maximum(middle - size, 0))
+    distance = jnp.where(sign < 0, below, above)
+    if isinstance(manifold, SpectralSphere):
+        distance = jnp.abs(distance)
+    return None, jnp.maximum(distance, 0).astype(jnp.float32)
+
+
+def _edges(manifold: Any) -> tuple[float, float, float] | None:
+    """Return the middle of the allowed squares of singular values, and the values' limits."""
+    if isinstance(manifold, SpectralBall | SpectralBand):
+        return (manifold.low**2 + manifold.high**2) / 2, manifold.low, manifold.high
+    if isinstance(manifold, SpectralSphere):
+        return 0.0, 0.0, 1.0
+    return (1.0, 1.0, 1.0) if type(manifold).distance is Stiefel.distance else None
+
+
+def _extreme_eigenvalue(matrix: Squares) -> tuple[jax.Array, jax.Array]:
+    """Return absolute value (up to 1 % too large) and sign of the extreme eigenvalue.
+
+    Uses the norm of the 256th power, by eight squarings; of the first power if all eigenvalues of
+    all matrices are below 0.15.
+    """
+
+    def square(_, carry):
+        power, exponent = carry
+        size = frobenius_norm(power)
+        power = power / expand_trailing(nonzero_or_one(size), 2)
+        return product(power, power), 2 * (exponent + jnp.log2(size))
+
+    start = match_varying_axes((matrix, jnp.zeros(matrix.shape[:-2], matrix.dtype)), matrix)
+    rounds = jnp.where(jnp.any(frobenius_norm(matrix) > 0.15), 8, 0)
+    power, exponent = jax.lax.fori_loop(0, rounds, square, start)
+    size = jnp.exp2((exponent + jnp.log2(frobenius_norm(power))) / 2**rounds)
+    return size, jnp.sign(inner_product(power, matrix))
