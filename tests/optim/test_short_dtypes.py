@@ -4,7 +4,6 @@ A gradient that is normal up to the rounding of the parameter's dtype moves noth
 gaps bound what is emitted.
 """
 
-import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -22,12 +21,11 @@ from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
     Manifold,
-    SpectralBall,
     SpectralSphere,
     Stiefel,
 )
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
-from manifoldmuon.norms import Frobenius, MaxRowNorm, Spectral
+from manifoldmuon.norms import MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
 from tests.instances import MANIFOLDS
@@ -100,7 +98,8 @@ def links(name: str) -> dict[str, optax.GradientTransformation]:
     if name not in ALL_LINKS:
         return found
     found |= {
-        "adam": optim.riemannian_adam(0.01, manifold),
+        # Optax's 1e-8 is 0 in float16, and 0 / 0 is NaN.
+        "adam": optim.riemannian_adam(0.01, manifold, eps=1e-4),
         "sgd": optim.riemannian_sgd(0.1, manifold, 0.9),
         "normalize": optim.normalize(optax.identity(), manifold),
     }
@@ -160,9 +159,7 @@ def gaps_of(found: Any) -> tuple[np.ndarray, np.ndarray]:
     return found["steepest"][1].gap[""], found["manifold_muon"][1][-1].steepest.gap[""]
 
 
-CASES = [
-    pytest.param(name, dtype, id=f"{name}-{dtype}") for name in SETS for dtype in DTYPES
-]
+CASES = [pytest.param(name, dtype, id=f"{name}-{dtype}") for name in SETS for dtype in DTYPES]
 FEW = (
     "sphere of a matrix-bfloat16",
     "embedding rows-bfloat16",
@@ -176,16 +173,18 @@ FEW = (
 def test_gradients_normal_up_to_rounding_move_nothing(name, dtype):
     manifold, grads, references, found = updates_of(name, dtype)
     unit = float(jnp.finfo(dtype).eps) / 2
+    # In wide dtypes 16 of these roundings count as noise, and this reference has some itself.
+    few = (0.95 if unit > 1e-6 else 4) * unit
     factor = tuple(range(-manifold.factor_ndim, 0))  # a row of a table moves alone
     for k, (at, grad) in enumerate(zip(references, grads, strict=True)):
-        part, whole = (np.linalg.norm(x, axis=factor) for x in (grad - at.normal(grad), grad))
-        noise = part <= 0.95 * unit * whole
+        part, whole = (np.sqrt(np.sum(x**2, factor)) for x in (grad - at.normal(grad), grad))
+        noise = part <= few * whole
         # Inside a ball nothing is normal.
         assert noise.all() or SHARES[k // 2] > 0 or np.all(part > 0.9 * whole)
         for link, (update, *_) in found.items():
             assert not wide(update)[k][noise].any(), link
         if noise.all():
-            assert [gap[k] for gap in gaps_of(found)] == [float(grad.size > 1)] * 2
+            assert [gap[k] for gap in gaps_of(found)] == [float(grad.any() and grad.size > 1)] * 2
 
 
 @pytest.mark.slow_except(*FEW)
@@ -212,5 +211,40 @@ def test_tangent_parts_are_accurate_to_rounding(name, dtype):
     unit = float(jnp.finfo(dtype).eps) / 2
     for at, grad, update in zip(references, grads, wide(found["project_tangent"][0]), strict=True):
         moved = update != 0  # rows that are normal do not move
-        part = (grad + at.normal(-grad))[moved]
+        part = (grad - at.normal(grad))[moved]
         assert np.linalg.norm(update[moved] - part) <= 2 * unit * np.linalg.norm(part) + 1e-5
+
+
+def test_gradient_along_the_point_moves_nothing():
+    """The gradient of a squared norm, in bfloat16, also of rows and in another layout."""
+    rng = np.random.default_rng(7)
+    geometry = {
+        "sphere": Hypersphere(ndim=2),
+        "rows": EmbeddingRows(1.0).transposed(),
+        "space": Grassmann(),
+        "tall": Stiefel(solver=ProjectedPolar()).with_axes(-2, -1, out_blocks=2),
+    }
+    shapes = {"sphere": (8, 4), "rows": (4, 8), "space": (64, 16), "tall": (3, 16)}
+    drawn = {k: jnp.asarray(rng.standard_normal(v), jnp.float32) for k, v in shapes.items()}
+    params = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16), ask(lambda x: optim.project_tree(geometry, x), drawn)
+    )
+    grads = jax.tree.map(lambda x: -3 * x, params)
+    both = optim.manifold_muon(0.1, geometry), optim.riemannian_adam(0.01, geometry)
+    found = ask(lambda g, p: [tx.update(g, tx.init(p), p) for tx in both], grads, params)
+    assert not any(x.any() for x in jax.tree.leaves([updates for updates, _ in found]))
+    assert all(np.all(gap == 1) for gap in found[0][1][-1].steepest.gap.values())
+
+
+def test_copies_in_float32_resolve_what_bfloat16_does_not():
+    """With master copies the same gradient is no noise: a tangent share of a thousandth."""
+    sphere, share = Hypersphere(), 1e-3
+    point = jnp.array([1.0, 0.0], jnp.bfloat16)
+    grad = jnp.array([3.0, 3 * share], jnp.bfloat16)
+    tx = optim.manifold_muon(0.1, sphere)
+    short, _ = ask(lambda g, w: tx.update(g, tx.init(w), w), grad, point)
+    copies = optim.with_master_copies(tx)
+    moved, state = ask(lambda g, w: copies.update(g, copies.init(w), w), grad, point)
+    assert not short.any()
+    assert moved[1] == jnp.bfloat16(state.copies[1]) != 0
+    np.testing.assert_allclose(state.copies[1], -np.sin(np.arctan(0.1)), rtol=1e-4)
