@@ -89,7 +89,7 @@ class Isospectral(Manifold):
         gap = 0 * gap if unit.shape[-2:] == (1, 1) else gap  # nothing is tangent: zero is optimal
         direction = scale_of(self.norm.scale, grad.shape[-2:]) * direction
         direction = arrays.match_orientation(direction, grad)
-        return Steepest(direction, (), residual, gap).astype(grad.dtype)
+        return Steepest(direction, (), residual, gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         step = tall(bounded_step(vector, self._largest, 256.0, 2))

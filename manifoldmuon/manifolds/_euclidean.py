@@ -51,6 +51,10 @@ class Euclidean(Manifold):
     def norm(self) -> Norm:
         return self.step_norm
 
+    @property
+    def factor_ndim(self) -> int:
+        return 0
+
     def project(self, point: Floats) -> Floats:
         return point
 
@@ -58,10 +62,9 @@ class Euclidean(Manifold):
         return vector
 
     def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
-        exact = upcast(grad)
-        direction = self.step_norm.dualize(exact)
-        gap = self.step_norm.gap(exact, direction)
-        return Steepest(direction, (), jnp.zeros_like(gap), gap).astype(grad.dtype)
+        direction = self.step_norm.dualize(grad)
+        gap = self.step_norm.gap(grad, direction)
+        return Steepest(direction, (), jnp.zeros_like(gap), gap)
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         return (upcast(point) + upcast(vector)).astype(point.dtype)

@@ -9,11 +9,24 @@ import inspect
 from collections.abc import Callable
 from typing import Any, ClassVar, TypeVar, cast
 
+import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_kind, check_number
-from manifoldmuon._internal.matrices.arrays import Floats, Matrices
+from manifoldmuon._internal.matrices.arrays import (
+    Floats,
+    Matrices,
+    expand_trailing,
+    frobenius_norm,
+    inner_product,
+    is_short,
+    trailing,
+    upcast,
+)
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.matrices.rounding import noise_share
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
@@ -53,6 +66,8 @@ class Manifold(Value, abc.ABC):
       constrained: False for flat space: optimizers decay its weights, and add updates in place of a
         retraction.
       has_boundary: True if the gradient at a minimum need not be zero: see `minimize`.
+      factor_ndim: the number of trailing axes of a factor, where the set is a product: 1 for a
+        table of rows, 0 for flat space; otherwise `ndim`.
 
     Examples:
       >>> sphere, point = Hypersphere(5.0), jnp.array([3.0, 4.0])
@@ -68,7 +83,9 @@ class Manifold(Value, abc.ABC):
         super().__init_subclass__(**arguments)
         for name in ("project_tangent", "steepest", "retract"):
             if name in vars(cls):
-                setattr(cls, name, _with_equal_shapes(vars(cls)[name]))
+                method = vars(cls)[name]
+                method = _above_rounding(method) if name == "steepest" else method
+                setattr(cls, name, _with_equal_shapes(method))
 
     @property
     @abc.abstractmethod
@@ -79,6 +96,10 @@ class Manifold(Value, abc.ABC):
     @abc.abstractmethod
     def norm(self) -> Norm:
         """Return the norm in which directions are steepest, scale included."""
+
+    @property
+    def factor_ndim(self) -> int:
+        return self.ndim
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits `shape`; by default, if it has too few axes."""
@@ -112,6 +133,11 @@ class Manifold(Value, abc.ABC):
           grad: the gradient, at any scale.
           dual: the dual variables returned for a nearby problem, or `init_dual`; by default a cold
             start.
+
+        A subclass computes in float32 or wider. Its gradient arrives so, its point in its own
+        dtype: in float16 and bfloat16 it is off the set by rounding, and a factor of the direction
+        becomes zero if the gradient has no larger tangent part than its rounding to that dtype. The
+        direction is returned in the dtype of the gradient, and the gap includes all of this.
         """
 
     @abc.abstractmethod
@@ -183,6 +209,45 @@ class Manifold(Value, abc.ABC):
         if self.ndim < 2 or axes == 0:
             return self
         return LaidOut(self, Layout(ndim=self.ndim + axes))
+
+
+def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
+    """Let `steepest` compute in float32 or wider, and treat the rounding of shorter dtypes."""
+
+    @functools.wraps(method)
+    def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
+        wide = upcast(grad)
+        found = method(self, point, wide, *dual, **named)
+        if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
+            found = _without_noise(self, found, point, wide, noise_share(point.dtype, grad.dtype))
+        return found.rounded(grad.dtype, wide, self.factor_ndim)
+
+    return guarded
+
+
+def _without_noise(
+    manifold: Manifold, found: Steepest, point: Floats, grad: Floats, share: float
+) -> Steepest:
+    """Set the direction to zero in each factor where the gradient is normal up to rounding.
+
+    Where a direction gains more than `share ||g|| ||a||`, the tangent part of g is longer than
+    `share ||g||`: only few gradients have to be projected.
+    """
+    ndim, (scaled, _) = manifold.factor_ndim, scale_to_unit_exponent(grad, manifold.ndim)
+    gained = inner_product(scaled, found.direction, ndim)
+    length, whole = (frobenius_norm(x, ndim) for x in (found.direction, scaled))
+    few = (gained <= share * whole * length) & (length > 0)  # false for a NaN
+
+    def nearly_normal(vector: Floats) -> Bool[Array, "..."]:
+        part = manifold.project_tangent(point, -vector)
+        return few & (frobenius_norm(part, ndim) <= share * whole)
+
+    noise = jax.lax.cond(jnp.any(few), nearly_normal, lambda _: few, scaled)
+    gap = found.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
+    direction = jnp.where(expand_trailing(noise, ndim), 0, found.direction)
+    factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
+    nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
+    return found._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
 
 
 def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -103,9 +103,8 @@ class _WithBoundary(BoundedSpectrum):
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         if self.solver is None:
-            return Euclidean(self.norm).steepest(point, upcast(grad), dual).astype(grad.dtype)
-        answer = self.solver.solve(self.norm, Normal(self._normal(point), cone=True), grad, ())
-        return answer.astype(grad.dtype)
+            return Euclidean(self.norm).steepest(point, grad, dual)
+        return self.solver.solve(self.norm, Normal(self._normal(point), cone=True), grad, ())
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)

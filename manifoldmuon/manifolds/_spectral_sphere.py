@@ -29,7 +29,6 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
     product,
     relative_gap,
-    rounding_loss,
     sym,
     tall,
     upcast,
@@ -38,7 +37,12 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
 )
-from manifoldmuon._internal.matrices.rounding import at_any_scale, stay_if_still, without
+from manifoldmuon._internal.matrices.rounding import (
+    at_any_scale,
+    noise_share,
+    stay_if_still,
+    without,
+)
 from manifoldmuon._internal.matrices.spectral import (
     largest_eigenpair,
     largest_eigenvalue,
@@ -109,7 +113,7 @@ class SpectralSphere(BoundedSpectrum):
         normal = self._is_normal(point, grad)
         direction = jnp.where(expand_trailing(normal, 2), 0, answer.direction)
         gap = jnp.where(normal, 1, gap)
-        return answer._replace(direction=direction, gap=gap).astype(grad.dtype)
+        return answer._replace(direction=direction, gap=gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         """Return `(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
@@ -148,7 +152,7 @@ class SpectralSphere(BoundedSpectrum):
         In unitarily invariant norms `B - u u^T B` is tangent, too, and costs at most `||G||_F`.
         """
         scaled, _ = scale_to_unit_exponent(grad, 2)
-        direction, whole = upcast(answer.direction), frobenius_norm(scaled)
+        direction, whole = answer.direction, frobenius_norm(scaled)
         value = inner_product(scaled, direction)
         upper = value / nonzero_or_one(1 - answer.gap)
         longest = frobenius_norm(direction)
@@ -170,12 +174,11 @@ class SpectralSphere(BoundedSpectrum):
 
         At a corner these gradients are the combinations of tied singular pairs, including `u v^T`.
         """
-        unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(upcast(grad), 2)
+        unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(grad, 2)
         scaled = tall(scaled)
         rest = frobenius_norm(scaled - product(unit, sym(product(unit.mT, scaled))))
-        least = max(8 * float(jnp.finfo(unit.dtype).eps), rounding_loss(point.dtype))
         size = frobenius_norm(scaled)
-        return (rest <= least * size) & (size > 0)
+        return (rest <= noise_share(point.dtype) * size) & (size > 0)
 
     def _normal(self, point: Matrices) -> Matrices:
         """Return `u v^T` for the largest singular value."""

@@ -25,7 +25,6 @@ from manifoldmuon._internal.matrices.arrays import (
     frobenius_norm,
     largest,
     nonzero_or_one,
-    rounding_loss,
     trailing,
     upcast,
 )
@@ -123,12 +122,12 @@ class Hypersphere(Manifold):
         unit = normalize(point, self.ndim)
         if not self.norm.is_euclidean:
             dual, at = self._dual(dual, grad.shape), Normal.line(unit, self.ndim)
-            return self.solver.solve(self.norm, at, grad, dual).astype(grad.dtype)
+            return self.solver.solve(self.norm, at, grad, dual)
         direction, gap, residual = euclidean_direction(
             grad, lambda v: without(unit, v, self.ndim), self.ndim
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
-        return Steepest(size * direction, (), residual, gap).astype(grad.dtype)
+        return Steepest(size * direction, (), residual, gap)
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         radius = self._radius(point)
@@ -204,6 +203,10 @@ class EmbeddingRows(Manifold):
         require_projection(self, self.solver)
 
     @property
+    def factor_ndim(self) -> int:
+        return 1
+
+    @property
     def norm(self) -> Norm:
         return MaxRowNorm(self.scale) if self.step_norm is None else self.step_norm
 
@@ -242,10 +245,9 @@ class EmbeddingRows(Manifold):
         if norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 2)
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
-            return Steepest(direction, (), residual, gap).astype(grad.dtype)
+            return Steepest(direction, (), residual, gap)
         radial = Normal.line(unit, 1)  # a line per row
-        answer = self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
-        return answer.astype(grad.dtype)
+        return self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
 
     def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
@@ -256,10 +258,10 @@ class EmbeddingRows(Manifold):
         hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
         total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)
-        gap = missed / nonzero_or_one(total) + rounding_loss(grad.dtype)
+        gap = missed / nonzero_or_one(total)
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
-        direction = (scale_of(norm.scale, grad.shape[-1:]) * direction).astype(grad.dtype)
+        direction = scale_of(norm.scale, grad.shape[-1:]) * direction
         return Steepest(direction, (), largest(residual, -1), gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:

@@ -21,13 +21,11 @@ from manifoldmuon._internal.matrices.arrays import (
     Numbers,
     Tall,
     expand_trailing,
-    frobenius_norm,
     identity_like,
-    inner_product,
+    is_short,
     largest,
     match_orientation,
     product,
-    rounding_loss,
     sym,
     tall,
     upcast,
@@ -86,7 +84,7 @@ class _Orthonormal(ScaledMatrices):
         return _like(nearest_orthonormal(tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        unit = self._unit(point)
+        unit = self._at(point)
         part = at_any_scale(lambda v: self._tangent_part(unit, v), tall(vector), 2)
         return match_orientation(part, vector)
 
@@ -126,24 +124,24 @@ class _Orthonormal(ScaledMatrices):
         """Project orthogonally onto the tangent space at a tall point of unit scale."""
 
     def _at(self, point: Matrices) -> Tall:
-        """Return the tall point of unit scale at which a direction is computed.
+        """Return the tall point of unit scale at which vectors are tangent.
 
         Low-precision points are slightly off the manifold, where a gradient normal to the set would
         have a tangent part of that size: re-orthonormalise them.
         """
         unit = self._unit(point)
-        if not rounding_loss(point.dtype):
+        if not is_short(point.dtype):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
     def _answered(self, answer: Steepest, unit: Tall, grad: Matrices) -> Steepest:
-        """Map a tall answer of unit scale to the gradient's orientation, scale and dtype."""
+        """Map a tall answer of unit scale to the gradient's orientation and scale."""
         off, absurd = is_farther(unit, 0.005, 0.25)
         direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
         # The solvers' bounds assume a point on the set.
         answer = answer._replace(direction=direction, gap=jnp.where(off, 1, answer.gap))
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        answer = answer._replace(direction=_like(answer.direction, grad, size)).astype(grad.dtype)
+        answer = answer._replace(direction=_like(answer.direction, grad, size))
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             answer = answer._replace(gap=0 * answer.gap)
         return answer
@@ -202,7 +200,7 @@ class Stiefel(_Orthonormal):
         return _without(product(unit, sym(product(unit.mT, vector))), vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
-        unit, loss = self._at(point), rounding_loss(grad.dtype)
+        unit = self._at(point)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
                 tall(grad), lambda vector: self._tangent_part(unit, vector), 2
@@ -212,8 +210,8 @@ class Stiefel(_Orthonormal):
         unit = match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
-            answer = self.solver.solve(_SPECTRAL, unit, upcast(grad), dual)
-        return self._answered(_silence(answer, grad, loss) if loss else answer, tall(unit), grad)
+            answer = self.solver.solve(_SPECTRAL, unit, grad, dual)
+        return self._answered(answer, tall(unit), grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,14 +298,3 @@ def _without(normal: Tall, vector: Tall) -> Tall:
 def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
     """Return a tall result of unit scale at `scale`, in the orientation and dtype of `example`."""
     return (scale * match_orientation(result, example)).astype(example.dtype)
-
-
-def _silence(answer: Steepest, grad: Matrices, noise: float) -> Steepest:
-    """Zero the direction where the tangent part is below the rounding of the gradient itself."""
-    scaled, _ = scale_to_unit_exponent(grad, 2)
-    value = inner_product(scaled, answer.direction)
-    still = value <= noise * frobenius_norm(scaled)
-    gap = jnp.where(still & jnp.any(scaled != 0, axis=(-2, -1)), 1, answer.gap)
-    return answer._replace(
-        direction=jnp.where(expand_trailing(still, 2), 0, answer.direction), gap=gap
-    )

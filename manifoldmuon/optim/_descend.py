@@ -157,8 +157,8 @@ def _step(manifold: Manifold, point: jax.Array, grad: jax.Array, carried: Any) -
     """Return the update of a constrained leaf, or the direction of an unconstrained leaf."""
     dual, length = carried
     if not manifold.constrained:
-        return direction_at(manifold, point, grad, dual)
-    direction, numbers = direction_at(manifold, upcast(point), grad, dual)
+        return direction_at(manifold, point, grad, dual, rounded=True)
+    direction, numbers = direction_at(manifold, point, grad, dual)
     if length.ndim < direction.ndim:
         length = expand_trailing(length, manifold.ndim)
     moved = manifold.retract(upcast(point), -length.astype(direction.dtype) * direction)

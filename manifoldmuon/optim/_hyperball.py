@@ -13,7 +13,7 @@ from jax.typing import ArrayLike
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, inner_product
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
-from manifoldmuon._internal.matrices.rounding import never_fused
+from manifoldmuon._internal.matrices.rounding import never_fused, noise_share
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -131,6 +131,6 @@ def _unit(radial: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.A
     removed = jnp.asarray(1 - radial, vector.dtype)
     part = vector - never_fused(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
-    noise = 8 * jnp.finfo(vector.dtype).eps * frobenius_norm(vector, ndim)
+    noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
     rounded = frobenius_norm(part, ndim) <= noise
     return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim)

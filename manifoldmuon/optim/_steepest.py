@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -74,7 +75,7 @@ def scale_by_steepest(
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         updates, found = map_leaves(
-            direction_at,
+            functools.partial(direction_at, rounded=True),
             geometry,
             updates,
             params,
@@ -107,15 +108,23 @@ def keep_found(
     return ScaleBySteepestState(kept[0], *(kept[1:] if track_gap else state[1:]))
 
 
-def direction_at(manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any) -> Any:
-    """Return the direction in the dtype of the point, with warm start, residual and gap."""
-    start = upcast(point)  # cast the gradient, too: its dtype must not change the state's dtype
-    found = manifold.steepest(start, grad.astype(start.dtype), dual)
+def direction_at(
+    manifold: Manifold, point: jax.Array, grad: jax.Array, dual: Any, rounded: bool = False
+) -> Any:
+    """Return the direction in float32 or wider, with warm start, residual and gap.
+
+    The manifold gets the point in its own dtype, which decides how much of a gradient is rounding.
+    With `rounded` the direction has that dtype, too.
+    """
+    wide = grad.astype(upcast(point).dtype)  # its dtype must not change the state's dtype
+    found = manifold.steepest(point, wide, dual)
+    if rounded:
+        found = found.rounded(point.dtype, wide, manifold.factor_ndim)
     next_dual = jax.tree.map(
         lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
     )
     numbers = found.residual.astype(jnp.float32), found.gap.astype(jnp.float32)
-    return found.direction.astype(point.dtype), (next_dual, *numbers)
+    return found.direction, (next_dual, *numbers)
 
 
 def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:

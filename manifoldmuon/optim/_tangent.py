@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
+from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
+from manifoldmuon._internal.matrices.rounding import noise_share
 from manifoldmuon._internal.trees.transformations import transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
@@ -60,11 +61,11 @@ def tangent_part(
 ) -> tuple[jax.Array, jax.Array]:
     """Return the tangent part, scaled to moderate size, and the exponent of 2 of each point.
 
-    A tangent part that is only rounding error is set to zero.
+    A tangent part that is only rounding error in the dtype of the point is set to zero.
     """
     vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
     # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
-    tangent = -manifold.project_tangent(upcast(point).astype(vector.dtype), -vector)
-    part, whole = (frobenius_norm(x, manifold.ndim) for x in (tangent, vector))
-    noise = part <= 8 * jnp.finfo(vector.dtype).eps * whole
-    return jnp.where(expand_trailing(noise, manifold.ndim), 0, tangent), exponent
+    tangent = -manifold.project_tangent(point, -vector)
+    part, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (tangent, vector))
+    noise = part <= noise_share(point.dtype, vector.dtype) * whole
+    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, tangent), exponent

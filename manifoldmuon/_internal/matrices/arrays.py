@@ -206,7 +206,6 @@ def rounding(precision: jax.lax.Precision, dtype) -> float:
     return rounded.get(precision, own) if dtype == jnp.float32 else own
 
 
-def rounding_loss(dtype) -> float:
-    """Return the relative loss of a direction rounded to this dtype; 0 for float32 and wider."""
-    eps = float(jnp.finfo(dtype).eps)
-    return eps / 2 if eps > jnp.finfo(jnp.float32).eps else 0.0
+def is_short(dtype) -> bool:
+    """Return whether a dtype has fewer digits than float32, which the arithmetic has at least."""
+    return bool(jnp.finfo(dtype).eps > jnp.finfo(jnp.float32).eps)

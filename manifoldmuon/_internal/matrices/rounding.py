@@ -24,6 +24,20 @@ from manifoldmuon._internal.matrices.polar import largest_row_sum
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 
 
+def noise_share(*dtypes: Any) -> float:
+    """Return the largest tangent share of a gradient that counts as rounding of a normal gradient.
+
+    Eight roundings of the arithmetic, which is float32 or wider, or one rounding of the gradient to
+    a shorter dtype. The dtype of a *point* decides: a float32 average of bfloat16 gradients keeps
+    their noise.
+
+    Args:
+      *dtypes: of the point, and of the gradient if that is to count; the coarsest decides.
+    """
+    eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
+    return max(8 * min(eps, float(jnp.finfo(jnp.float32).eps)), eps / 2)
+
+
 def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
     """Return `moved`, but the unchanged `point` where the step `vector` is zero.
 

@@ -55,8 +55,7 @@ def without_normal(grad: Floats, normal: Normal, ndim: int) -> Problem:
     part = part - normal.project(part)
     size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
-    # Rounding of a low-precision gradient is no direction either. False for a NaN.
-    still = size <= jnp.maximum(noise, jnp.finfo(grad.dtype).eps / 2 * length)
+    still = size <= noise  # false for a NaN
     unit = jnp.where(expand_trailing(still, ndim), 0, normalize(part, ndim))
     size = nonzero_or_one(size)
     return Problem(unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0)

@@ -17,7 +17,6 @@ from manifoldmuon._internal.matrices.arrays import (
     inner_product,
     nonzero_or_one,
     relative_gap,
-    rounding_loss,
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
@@ -35,7 +34,7 @@ def euclidean_direction(
     a few units of rounding of the gradient.
 
     Args:
-      grad: gradients at any scale, in their original dtype, which sets their rounding error.
+      grad: gradients at any scale, float32 or wider.
       tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
       ndim: number of trailing axes of a gradient.
       magnified: factor by which the projection magnifies rounding errors.
@@ -55,15 +54,15 @@ def euclidean_direction(
     part = tangent(scaled)
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
-    noise, loss = 8 * magnified * unit * whole, rounding_loss(grad.dtype)
-    significant = ~(length <= jnp.maximum(noise, loss * whole))
+    noise = 8 * magnified * unit * whole
+    significant = ~(length <= noise)
     # Project again: the first pass leaves a relatively large normal part in a small tangent part.
     direction = normalize(part, ndim)
     again = tangent(direction)
     residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
     turned = noise / nonzero_or_one(length)
     # Rounding leaves some of the normal part; its cost grows with the normal share of the gradient.
-    normal = jnp.maximum(4 * unit, turned / 4) + loss * (whole / nonzero_or_one(length) - 1)
+    normal = jnp.maximum(4 * unit, turned / 4)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
     # `significant` negates `<=`, so it is true for NaN: a NaN has to stay.
     return jnp.where(expand_trailing(significant, ndim), normalize(again, ndim), 0), gap, residual
@@ -85,7 +84,7 @@ def projected_direction(
     the tangent part is only rounding errors, the direction is zero and the gap 1.
 
     Args:
-      grad: gradients at any scale, in their original dtype, which sets their rounding error.
+      grad: gradients at any scale, float32 or wider.
       tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
       norm: the norm of steps; the caller applies its scale.
       magnified: for other projections: factor by which they magnify rounding errors. They may
@@ -118,7 +117,7 @@ def projected_direction(
     length, whole = frobenius_norm(part), frobenius_norm(scaled)
     unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
     unit = 2 * unit * magnified if magnified else unit
-    significant = ~(length <= max(8 * unit, rounding_loss(grad.dtype)) * whole)
+    significant = ~(length <= 8 * unit * whole)
     sign = msign(part, norm.method)
     direction = tangent(sign)
     left = frobenius_norm(sign - direction)

@@ -15,10 +15,12 @@ from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
     expand_trailing,
+    frobenius_norm,
     inner_product,
-    rounding_loss,
-    trailing,
+    is_short,
+    nonzero_or_one,
 )
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.values import Value
 from manifoldmuon.norms import Norm
 
@@ -49,13 +51,29 @@ class Steepest(NamedTuple):
     residual: Floats
     gap: Floats
 
-    def astype(self, dtype) -> "Steepest":
-        """Return the answer in the dtype of the gradient, with the rounding added to its gap."""
-        gap, loss = self.gap, rounding_loss(dtype)
-        if loss:
-            axes = trailing(self.direction, self.direction.ndim - gap.ndim)
-            gap = gap + loss * jnp.any(self.direction != 0, axis=axes)
-        return self._replace(direction=self.direction.astype(dtype), gap=gap)
+    def rounded(self, dtype: Any, grad: Floats, ndim: int) -> "Steepest":
+        """Return the direction in this dtype, with the gain that its rounding may cost in its gap.
+
+        Args:
+          dtype: dtype of the direction. In float32 and wider the gap stays as it is.
+          grad: the gradient, at any scale.
+          ndim: `Manifold.factor_ndim`.
+        """
+        direction = self.direction.astype(dtype)
+        if not is_short(dtype):
+            return self._replace(direction=direction)
+        rounding = self.direction - direction.astype(self.direction.dtype)
+        scaled, _ = scale_to_unit_exponent(grad, direction.ndim - self.gap.ndim)
+        # |<g, e>| <= ||g|| ||e||, also for the tangent part of g: a step takes no other gain.
+        lost = frobenius_norm(scaled, ndim) * frobenius_norm(rounding, ndim)
+        return self._replace(direction=direction, gap=self.gap_without(lost, scaled))
+
+    def gap_without(self, lost: Floats, grad: Floats) -> Numbers:
+        """Return the gap of a direction that gains less; `lost` has the leading axes first."""
+        axes = tuple(range(self.gap.ndim, lost.ndim))
+        gained = inner_product(grad, self.direction, grad.ndim - self.gap.ndim)
+        share = jnp.sum(lost, axis=axes) / nonzero_or_one(gained)
+        return 1 - (1 - self.gap) * (1 - jnp.clip(share, 0, 1))
 
 
 class Normal(NamedTuple):
@@ -135,7 +153,7 @@ class Solver(Value, abc.ABC):
         Args:
           norm: the norm of steps.
           at: the `Normal` of the set at each point; for a `StiefelSolver` the points themselves.
-          grad: G, at any scale, in its own dtype, which determines its rounding.
+          grad: G, at any scale, float32 or wider.
           dual: from `init` or from a nearby problem.
         """
 

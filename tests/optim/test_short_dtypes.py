@@ -1,0 +1,252 @@
+"""Gradients near the normal in every dtype: transformations against float64 decompositions.
+
+A gradient that is normal up to the rounding of the parameter's dtype moves nothing, and reported
+gaps bound what is emitted.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from benchmarks._sets import attained, most, normal_at, unit_of
+from manifoldmuon import contrib, optim
+from manifoldmuon.contrib import ComplexStiefel
+from manifoldmuon.manifolds import (
+    EmbeddingRows,
+    Grassmann,
+    Hypersphere,
+    Manifold,
+    SpectralSphere,
+    Stiefel,
+)
+from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
+from manifoldmuon.norms import MaxRowNorm, Spectral
+from manifoldmuon.testing._assertions import wide
+from tests.compiled import ask
+from tests.instances import MANIFOLDS
+
+SETS: dict[str, tuple[Manifold, tuple[int, ...]]] = {
+    case.name: (case.manifold, case.shape[len(case.shape) - case.manifold.ndim :])
+    for case in MANIFOLDS
+    if case.manifold.constrained
+} | {
+    "stiefel, projected polar": (Stiefel(solver=ProjectedPolar()), (10, 4)),
+    "stiefel, projected polar, square": (Stiefel(solver=ProjectedPolar()), (5, 5)),
+    "stiefel, resolvents": (Stiefel(solver=Resolvents()), (10, 4)),
+    "stiefel, dual ascent": (Stiefel(solver=DualAscent()), (10, 4)),
+    "stiefel, larger": (Stiefel(), (64, 16)),
+    "grassmann, larger": (Grassmann(), (64, 16)),
+    "grassmann, for training": (Grassmann().for_training(), (10, 4)),
+    "spectral sphere, for training": (SpectralSphere(2.0).for_training(), (6, 4)),
+    "sphere, for training": (Hypersphere(ndim=2, step_norm=Spectral()).for_training(), (6, 4)),
+    "rows, for training": (EmbeddingRows(step_norm=Spectral()).for_training(), (6, 4)),
+    "complex": (ComplexStiefel(), (2, 5, 3)),
+}
+# The others take the tangent part or the direction from the first three.
+ALL_LINKS = (
+    "sphere of a matrix",
+    "embedding rows",
+    "stiefel, projected polar",
+    "grassmann tall",
+    "spectral band by Frobenius steps",
+)
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+# Tangent shares of the gradients, in units of the dtype's rounding.
+SHARES = (0.0, 0.0, 0.0, 0.2, 4.0, 30.0, 1e3)
+
+
+class Reference(NamedTuple):
+    """The normal space at a point and the optimum, in float64."""
+
+    manifold: Manifold
+    point: np.ndarray
+
+    def normal(self, x: np.ndarray) -> np.ndarray:
+        if not isinstance(self.manifold, ComplexStiefel):
+            return normal_at(self.manifold, self.point)(x)
+        w, g = self.point[0] + 1j * self.point[1], x[0] + 1j * x[1]
+        u, _, vh = np.linalg.svd(w, full_matrices=False)
+        inner = (u @ vh).conj().T @ g
+        found = u @ vh @ (inner + inner.conj().T) / 2
+        return np.stack([found.real, found.imag])
+
+    def best(self, grad: np.ndarray) -> float:
+        """Return the optimum, or a value that a feasible direction attains."""
+        norm, part = self.manifold.norm, grad - self.normal(grad)
+        if isinstance(norm, MaxRowNorm):
+            return unit_of(norm, grad) * float(np.sum(np.linalg.norm(part, axis=-1)))
+        if isinstance(self.manifold, ComplexStiefel):  # a feasible direction in the spectral norm
+            return float(np.sum(part**2) / np.linalg.norm(part[0] + 1j * part[1], 2))
+        if isinstance(self.manifold, Stiefel | Grassmann):
+            return most(self.manifold, self.point, grad, self.normal)
+        return attained(norm, grad, self.normal)
+
+
+def links(name: str) -> dict[str, optax.GradientTransformation]:
+    """Return the transformations that take directions or tangent parts on this set."""
+    manifold, _ = SETS[name]
+    found: dict[str, optax.GradientTransformation] = {
+        "steepest": optim.scale_by_steepest(manifold),
+        "manifold_muon": optim.manifold_muon(0.1, manifold, None),
+        "project_tangent": optim.project_tangent(manifold),
+    }
+    if name not in ALL_LINKS:
+        return found
+    found |= {
+        # Optax's 1e-8 is 0 in float16, and 0 / 0 is NaN.
+        "adam": optim.riemannian_adam(0.01, manifold, eps=1e-4),
+        "sgd": optim.riemannian_sgd(0.1, manifold, 0.9),
+        "normalize": optim.normalize(optax.identity(), manifold),
+    }
+    if isinstance(manifold.norm, Spectral):
+        neurons = contrib.scale_by_neuron_rms(manifold)
+        found["neurons"] = optim.chain(optim.scale_by_steepest(manifold), neurons)
+    if isinstance(manifold, Hypersphere):
+        found["hyperball"] = optim.hyperball(optax.identity(), 0.1, manifold, radial=0)
+    return found
+
+
+def points_of(manifold: Manifold, shape, dtype) -> np.ndarray:
+    """Draw points, for sets with a boundary on it, and round them to the dtype."""
+    arithmetic = jnp.promote_types(dtype, jnp.float32)
+    drawn = np.random.default_rng(3).standard_normal((2 * len(SHARES), *shape))
+    # Small ones on spectral spheres: at ties, which large ones reach, rounding chooses the normal.
+    drawn *= 3 if manifold.has_boundary else 0.3
+    return np.asarray(ask(manifold.project, jnp.asarray(drawn, arithmetic)).astype(dtype))
+
+
+def grads_near_normal(references, unit: float) -> np.ndarray:
+    """Return gradients with tangent shares `SHARES`, normal parts in and out."""
+    rng, grads = np.random.default_rng(5), []
+    for k, at in enumerate(references):
+        sign, share = (-1) ** k, unit * SHARES[k // 2]
+        normal = at.normal(sign * rng.standard_normal(at.point.shape)) * sign
+        free = rng.standard_normal(at.point.shape)
+        free -= at.normal(free)
+        normal, free = (x / (np.linalg.norm(x) or 1) for x in (normal, free))
+        grads.append(3 * (normal + share * free))
+    return np.stack(grads)
+
+
+@functools.cache
+def updates_of(name: str, dtype: str):
+    """Return points, gradients, references, and all updates and states, in float64."""
+    manifold, shape = SETS[name]
+    unit = float(jnp.finfo(dtype).eps) / 2
+    with jax.enable_x64(dtype == "float64"):
+        points = points_of(manifold, shape, dtype)
+        references = [Reference(manifold, point) for point in wide(points)]
+        # Averages in float32 of gradients that were rounded to the dtype.
+        arithmetic = jnp.promote_types(dtype, jnp.float32)
+        grads = np.asarray(grads_near_normal(references, unit), dtype).astype(arithmetic)
+
+        def step(points, grads):
+            found: dict[str, Any] = {}
+            for link, tx in links(name).items():
+                found[link] = tx.update(grads, tx.init(points), points)
+            found["direct"] = manifold.steepest(points, grads)
+            return found
+
+        found = ask(step, points, grads)
+    return manifold, wide(grads), references, found
+
+
+def gaps_of(found: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the gaps recorded by `scale_by_steepest` and by `descend`."""
+    return found["steepest"][1].gap[""], found["manifold_muon"][1][-1].steepest.gap[""]
+
+
+CASES = [pytest.param(name, dtype, id=f"{name}-{dtype}") for name in SETS for dtype in DTYPES]
+FEW = (
+    "sphere of a matrix-bfloat16",
+    "embedding rows-bfloat16",
+    "stiefel, projected polar-bfloat16",
+    "grassmann tall-bfloat16",
+)
+
+
+@pytest.mark.slow_except(*FEW)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_gradients_normal_up_to_rounding_move_nothing(name, dtype):
+    manifold, grads, references, found = updates_of(name, dtype)
+    unit = float(jnp.finfo(dtype).eps) / 2
+    # In wide dtypes 16 of these roundings count as noise, and this reference has some itself.
+    few = (0.95 if unit > 1e-6 else 4) * unit
+    factor = tuple(range(-manifold.factor_ndim, 0))  # a row of a table moves alone
+    for k, (at, grad) in enumerate(zip(references, grads, strict=True)):
+        part, whole = (np.sqrt(np.sum(x**2, factor)) for x in (grad - at.normal(grad), grad))
+        noise = part <= few * whole
+        # Inside a ball nothing is normal.
+        assert noise.all() or SHARES[k // 2] > 0 or np.all(part > 0.9 * whole)
+        for link, (update, *_) in found.items():
+            assert not wide(update)[k][noise].any(), link
+        if noise.all():
+            assert [gap[k] for gap in gaps_of(found)] == [float(grad.any() and grad.size > 1)] * 2
+
+
+@pytest.mark.slow_except(*FEW)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_reported_gaps_bound_emitted_directions(name, dtype):
+    """The gap of `scale_by_steepest` includes rounding to its dtype, that of `descend` does not."""
+    _, grads, references, found = updates_of(name, dtype)
+    outer, inner = gaps_of(found)
+    np.testing.assert_allclose(inner, found["direct"].gap, atol=1e-6)
+    directions = wide(found["steepest"][0]), wide(found["direct"].direction)
+    rows = zip(references, grads, *directions, outer, inner, strict=True)
+    for at, grad, emitted, taken, gap, gap_taken in rows:
+        best = at.best(grad)
+        for direction, reported in ((emitted, gap), (taken, gap_taken)):
+            feasible = direction - at.normal(direction)
+            for gained in (np.sum(grad * direction), np.sum(grad * feasible)):
+                assert gained >= (1 - reported - 1e-6) * best
+
+
+@pytest.mark.slow_except(*FEW)
+@pytest.mark.parametrize(("name", "dtype"), CASES)
+def test_tangent_parts_are_accurate_to_rounding(name, dtype):
+    _, grads, references, found = updates_of(name, dtype)
+    unit = float(jnp.finfo(dtype).eps) / 2
+    for at, grad, update in zip(references, grads, wide(found["project_tangent"][0]), strict=True):
+        moved = update != 0  # rows that are normal do not move
+        part = (grad - at.normal(grad))[moved]
+        assert np.linalg.norm(update[moved] - part) <= 2 * unit * np.linalg.norm(part) + 1e-5
+
+
+def test_gradient_along_the_point_moves_nothing():
+    """The gradient of a squared norm, in bfloat16, also of rows and in another layout."""
+    rng = np.random.default_rng(7)
+    geometry = {
+        "sphere": Hypersphere(ndim=2),
+        "rows": EmbeddingRows(1.0).transposed(),
+        "space": Grassmann(),
+        "tall": Stiefel(solver=ProjectedPolar()).with_axes(-2, -1, out_blocks=2),
+    }
+    shapes = {"sphere": (8, 4), "rows": (4, 8), "space": (64, 16), "tall": (3, 16)}
+    drawn = {k: jnp.asarray(rng.standard_normal(v), jnp.float32) for k, v in shapes.items()}
+    params = jax.tree.map(
+        lambda x: x.astype(jnp.bfloat16), ask(lambda x: optim.project_tree(geometry, x), drawn)
+    )
+    grads = jax.tree.map(lambda x: -3 * x, params)
+    both = optim.manifold_muon(0.1, geometry), optim.riemannian_adam(0.01, geometry)
+    found = ask(lambda g, p: [tx.update(g, tx.init(p), p) for tx in both], grads, params)
+    assert not any(x.any() for x in jax.tree.leaves([updates for updates, _ in found]))
+    assert all(np.all(gap == 1) for gap in found[0][1][-1].steepest.gap.values())
+
+
+def test_copies_in_float32_resolve_what_bfloat16_does_not():
+    """With master copies the same gradient is no noise: a tangent share of a thousandth."""
+    sphere, share = Hypersphere(), 1e-3
+    point = jnp.array([1.0, 0.0], jnp.bfloat16)
+    grad = jnp.array([3.0, 3 * share], jnp.bfloat16)
+    tx = optim.manifold_muon(0.1, sphere)
+    short, _ = ask(lambda g, w: tx.update(g, tx.init(w), w), grad, point)
+    copies = optim.with_master_copies(tx)
+    moved, state = ask(lambda g, w: copies.update(g, copies.init(w), w), grad, point)
+    assert not short.any()
+    assert moved[1] == jnp.bfloat16(state.copies[1]) != 0
+    np.testing.assert_allclose(state.copies[1], -np.sin(np.arctan(0.1)), rtol=1e-4)
