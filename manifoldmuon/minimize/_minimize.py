@@ -59,10 +59,12 @@ def minimize(
         `optim.resolve_geometry`.
       x0: the start: arrays on their manifolds, all float32 or all float64.
       args: further arguments of f, arrays or trees of arrays.
-      method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
+      method: `Auto()`, `LBFGS()`, `TrustRegion()`, `ConjugateGradient()` or `GradientDescent()`.
       tolerance: largest Frobenius norm of the Riemannian gradient. None: the first gradient's norm
-        times 1e-4 in float32, 1e-10 in float64, but at least 100 eps times the first cost: rounding
-        hides smaller gradients. A start within the tolerance stops with no step: `GRADIENT`.
+        times 1e-10 in float64. In float32, and where the first cost hides this, the run ends where
+        rounding hides progress: neither cost nor gradient falls, and the gradient is at most 1e-4
+        (float64: 1e-10) of the first, or 100 eps times the first cost. A start within the tolerance
+        stops with no step: `GRADIENT`.
       step_tolerance: stop after a step of at most this length.
       max_steps: stop after this many steps.
       callback: called as `callback(steps, value, gradient_norm)` at the start and after every step,

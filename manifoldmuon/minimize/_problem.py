@@ -23,7 +23,8 @@ class Reason(enum.IntEnum):
     """Reason why `minimize` stopped; a plain integer inside of `jax.jit` and `jax.vmap`.
 
     Attributes:
-      GRADIENT: the Riemannian gradient's norm is at most the tolerance.
+      GRADIENT: the Riemannian gradient's norm is at most the tolerance; for a tolerance of None,
+        also where it is small and rounding hides further progress.
       STEP: a step was at most `step_tolerance` long.
       MAX_STEPS: `max_steps` steps were taken.
       NO_PROGRESS: no step reduces the cost, usually because rounding hides any decrease.
