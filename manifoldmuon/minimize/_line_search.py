@@ -16,10 +16,9 @@ from manifoldmuon.minimize._problem import (
     RUNNING,
     Method,
     Problem,
+    Progress,
     Reason,
-    Result,
     Stop,
-    Units,
     length,
     rounding,
 )
@@ -32,17 +31,16 @@ class _State(NamedTuple):
     """A point, a line through it, and the next step length to try.
 
     Attributes:
-      point: last accepted point, with `value` and `gradient` there.
+      point: last accepted point, with `progress` and `gradient` there.
       direction: direction of the line; `slope` is the derivative of the cost along it.
       low: longest length known to be too short, with the derivative `low_slope` there; `high` is
-        the shortest known to be too long, `trial` the next to try, `trials` the number tried.
+        the shortest known to be too long, `trial` the next to try, `trials` the number tried,
+        -1 before the start is evaluated.
       memory: memory of the method.
-      largest: largest magnitude of the cost so far; if terms cancel, rounding is relative to it.
-      units: units of value, gradient and slopes.
     """
 
     point: Array
-    value: Array
+    progress: Progress
     gradient: Array
     direction: Array
     slope: Array
@@ -52,11 +50,6 @@ class _State(NamedTuple):
     trial: Array
     trials: Array
     memory: Any
-    largest: Array
-    units: Units
-    steps: Array
-    evaluations: Array
-    reason: Array
 
 
 class LineSearch(Method):
@@ -70,6 +63,9 @@ class LineSearch(Method):
 
     curvature: ClassVar[float]
     """How much of the slope may be left."""
+
+    patience: ClassVar[int] = 10
+    """Number of steps without progress that rounding alone explains."""
 
     def init(self, point: Array) -> Any:
         """Return the memory before the first step; empty by default."""
@@ -119,13 +115,14 @@ class LineSearch(Method):
         """Return the first length to try along a new direction with this slope."""
         return jnp.ones_like(slope)
 
-    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
+    def run(
+        self, problem: Problem, start: Array, stop: Stop, progress: Progress
+    ) -> tuple[Array, Progress]:
         zero, number = jnp.zeros_like(start), jnp.zeros((), start.dtype)
-        count = jnp.zeros((), jnp.int32)
         # The start is the first trial, a step of zero: always accepted.
         state = _State(
             point=start,
-            value=number,
+            progress=progress,
             gradient=zero,
             direction=zero,
             slope=number,
@@ -133,22 +130,15 @@ class LineSearch(Method):
             low_slope=number,
             high=number + jnp.inf,
             trial=number,
-            trials=count,
+            trials=jnp.full((), -1, jnp.int32),
             memory=self.init(start),
-            largest=number,
-            units=Units(number + 1, number),
-            steps=count - 1,
-            evaluations=count,
-            reason=reason,
         )
 
         def turn(state: _State) -> _State:
             return self._turn(problem, stop, state)
 
-        state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
-        value, norm = (x / state.units.scale for x in (state.value, length(state.gradient)))
-        found = state.point, value, norm, state.steps, state.evaluations, state.reason
-        return Result(*found)
+        state = jax.lax.while_loop(lambda state: state.progress.reason == RUNNING, turn, state)
+        return state.point, state.progress
 
     def _turn(self, problem: Problem, stop: Stop, state: _State) -> _State:
         step = state.trial * state.direction
@@ -160,15 +150,15 @@ class LineSearch(Method):
         (before, step), rest = moved[:2], moved[2:]
         moved = [rest[i * len(x) : (i + 1) * len(x)] for i, x in enumerate(vectors)]
 
-        first = state.steps < 0
-        chosen = Units.at_start(gradient, value, stop)
-        units = jax.tree.map(lambda x, y: jnp.where(first, x, y), chosen, state.units)
-        value, gradient = value * units.scale, gradient * units.scale
+        first = state.trials < 0
+        progress = state.progress.in_units_of(gradient, value, stop)
+        progress = progress._replace(evaluations=progress.evaluations + 1)
+        value, gradient = value * progress.scale, gradient * progress.scale
         slope = jnp.vdot(gradient, state.direction)
         finite = jnp.isfinite(value) & jnp.isfinite(slope)
-        promised = state.value + _SUFFICIENT * state.trial * state.slope
+        promised = progress.value + _SUFFICIENT * state.trial * state.slope
         # Where rounding hides the decrease, the slope has to show it.
-        level = value <= state.value + rounding(jnp.maximum(state.largest, jnp.abs(value)))
+        level = value <= progress.value + rounding(jnp.maximum(progress.largest, jnp.abs(value)))
         level &= slope <= (2 * _SUFFICIENT - 1) * state.slope
         shorter = finite & ((value <= promised) | level)
         not_steep = slope >= self.curvature * state.slope
@@ -186,13 +176,15 @@ class LineSearch(Method):
             memory = jax.tree.map(lambda x, y: jnp.where(descends, x, y), memory, fresh)
             # At most as long as the point (or 1): longer steps would go around the manifold.
             farthest = jnp.maximum(length(point), 1) / length(direction)
-            norm, steps = length(gradient), state.steps + 1
-            stop.report(steps, value / units.scale, norm / units.scale)
-            reason = stop.reason(norm, units, length(step), steps)
+            norm, walked = length(gradient), jnp.where(first, jnp.inf, length(step))
+            new = progress._replace(steps=jnp.where(first, progress.steps, progress.steps + 1))
+            new = new.at(value, norm, walked, self.patience, stop)
+            new.report(stop, ~first | (new.steps == 0))
             broken = first & ~(jnp.isfinite(value) & jnp.isfinite(norm))
+            reason = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), new.reason)
             return _State(
                 point,
-                value,
+                new._replace(reason=reason),
                 gradient,
                 direction,
                 new_slope,
@@ -202,11 +194,6 @@ class LineSearch(Method):
                 jnp.minimum(self.trial(state, new_slope), farthest),
                 jnp.zeros_like(state.trials),
                 memory,
-                jnp.maximum(state.largest, jnp.abs(value)),
-                units,
-                steps,
-                state.evaluations + 1,
-                jnp.where(broken, jnp.int32(Reason.NOT_FINITE), reason),
             )
 
         def reject() -> _State:
@@ -223,14 +210,14 @@ class LineSearch(Method):
             usable = finite & (rise > 0) & (zero > low) & (zero < high)
             trial = jnp.where(usable, inside, low + jnp.where(finite, 0.5, 0.1) * width)
             lost = state.trials >= _MOST_TRIALS
+            reason = jnp.where(lost, progress.lost(), progress.reason)
             return state._replace(
+                progress=progress._replace(reason=reason),
                 low=low,
                 low_slope=jnp.where(short, slope, state.low_slope),
                 high=high,
                 trial=trial,
                 trials=state.trials + 1,
-                evaluations=state.evaluations + 1,
-                reason=jnp.where(lost, jnp.int32(Reason.NO_PROGRESS), state.reason),
             )
 
         return jax.lax.cond(accepted, accept, reject)
@@ -238,7 +225,7 @@ class LineSearch(Method):
 
 @dataclasses.dataclass(frozen=True)
 class LBFGS(LineSearch):
-    """L-BFGS, the default: quasi-Newton steps from the last few steps and changes of the gradient.
+    """L-BFGS: quasi-Newton steps from the last few steps and changes of the gradient.
 
     Riemannian L-BFGS (Huang, Gallivan and Absil 2015): the memory is moved to each new point by
     projection. `optax.scale_by_lbfgs` does the recursion. Superlinear in practice; a step costs a

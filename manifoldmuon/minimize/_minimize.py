@@ -18,8 +18,8 @@ from manifoldmuon._internal.arguments import check_number, shown
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one
 from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
-from manifoldmuon.minimize._line_search import LBFGS
-from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Reason, Result, Stop
+from manifoldmuon.minimize._auto import Auto
+from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Progress, Reason, Result, Stop
 from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve_geometry
 
 _DTYPES = jnp.dtype(jnp.float32), jnp.dtype(jnp.float64)
@@ -31,7 +31,7 @@ def minimize(
     x0: Any,
     args: tuple[Any, ...] = (),
     *,
-    method: Method = LBFGS(),
+    method: Method = Auto(),
     tolerance: float | None = None,
     step_tolerance: float = 0.0,
     max_steps: int = 1000,
@@ -59,10 +59,12 @@ def minimize(
         `optim.resolve_geometry`.
       x0: the start: arrays on their manifolds, all float32 or all float64.
       args: further arguments of f, arrays or trees of arrays.
-      method: `LBFGS()`, `ConjugateGradient()`, `GradientDescent()` or `TrustRegion()`.
+      method: `Auto()`, `LBFGS()`, `TrustRegion()`, `ConjugateGradient()` or `GradientDescent()`.
       tolerance: largest Frobenius norm of the Riemannian gradient. None: the first gradient's norm
-        times 1e-4 in float32, 1e-10 in float64, but at least 100 eps times the first cost: rounding
-        hides smaller gradients. A start within the tolerance stops with no step: `GRADIENT`.
+        times 1e-10 in float64. In float32, and where the first cost hides this, the run ends where
+        rounding hides progress: neither cost nor gradient falls, and the gradient is at most 1e-4
+        (float64: 1e-10) of the first, or 100 eps times the first cost. A start within the tolerance
+        stops with no step: `GRADIENT`.
       step_tolerance: stop after a step of at most this length.
       max_steps: stop after this many steps.
       callback: called as `callback(steps, value, gradient_norm)` at the start and after every step,
@@ -94,21 +96,38 @@ def minimize(
     if not isinstance(method, Method):
         raise TypeError(f"minimize: method must be LBFGS() or another one; got {shown(method)}")
     stop = Stop(tolerance, step_tolerance, max_steps, callback)
-    manifolds = tuple(jax.tree.leaves(entries)), treedef
-    arrays = jax.tree.map(jnp.asarray, (leaves, args))
-    # Only a program that is not part of another program takes options.
-    inside = any(isinstance(x, Tracer) for x in (jnp.zeros(()), *jax.tree.leaves(arrays)))
-    options = {} if inside else compiler_options(arrays, steps=max_steps)
-    result: Any = None
-    if options:
-        # JAX refuses options where f captures values that are differentiated or mapped.
-        with contextlib.suppress(ValueError):
-            result = _compiled(**options)(f, manifolds, method, stop, x0, args)
-    if result is None:
-        result = _compiled()(f, manifolds, method, stop, x0, args)
+    solve = functools.partial(_solve_compiled, f, (tuple(jax.tree.leaves(entries)), treedef), args)
+    result, progress = None, None
+    for stage, limit in method.stages(stop):
+        result, progress = solve(stage, limit, x0 if result is None else result.point, progress)
+        progress = progress.resumed(stop)
+        # A later stage is compiled only if it runs, or if tracing hides whether it does.
+        if not isinstance(progress.reason, Tracer) and progress.reason != RUNNING:
+            break
     if not isinstance(result.reason, Tracer):
         _refuse(result, entries, x0)
     return result
+
+
+def _solve_compiled(
+    f: Callable[..., Any],
+    manifolds: Any,
+    args: Any,
+    method: Method,
+    stop: Stop,
+    start: Any,
+    progress: Progress | None,
+) -> tuple[Result, Progress]:
+    """Compile and run a method, at low effort where that takes less time in all."""
+    arrays = jax.tree.map(jnp.asarray, (jax.tree.leaves(start), args))
+    # Only a program that is not part of another program takes options.
+    inside = any(isinstance(x, Tracer) for x in (jnp.zeros(()), *jax.tree.leaves(arrays)))
+    options = {} if inside else compiler_options(arrays, steps=stop.max_steps)
+    if options:
+        # JAX refuses options where f captures values that are differentiated or mapped.
+        with contextlib.suppress(ValueError):
+            return _compiled(**options)(f, manifolds, method, stop, start, args, progress)
+    return _compiled()(f, manifolds, method, stop, start, args, progress)
 
 
 def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
@@ -170,13 +189,19 @@ def _refuse(result: Result, entries: Any, x0: Any) -> None:
 
 
 @functools.cache
-def _compiled(**options: Any) -> Callable[..., Result]:
+def _compiled(**options: Any) -> Callable[..., tuple[Result, Progress]]:
     return jax.jit(_solve, static_argnums=(0, 1, 2, 3), compiler_options=options)
 
 
 def _solve(
-    f: Callable[..., Any], manifolds: Any, method: Method, stop: Stop, x0: Any, args: Any
-) -> Result:
+    f: Callable[..., Any],
+    manifolds: Any,
+    method: Method,
+    stop: Stop,
+    x0: Any,
+    args: Any,
+    progress: Progress | None,
+) -> tuple[Result, Progress]:
     entries, treedef = manifolds
     geometry = treedef.unflatten(entries)
     start, unravel = ravel_pytree(x0)
@@ -194,25 +219,34 @@ def _solve(
         return Problem(lambda x: cost(x, *data), unravel, geometry)
 
     @jax.custom_jvp
-    def run(start: Array, data: Any) -> Result:
+    def run(start: Array, data: Any, progress: Progress) -> tuple[Result, Progress]:
         off = _distance(geometry, unravel(start)) > OFF
-        reason = jnp.where(off, jnp.int32(Reason.OFF_SET), RUNNING)
-        result = method.run(problem(data), start, stop, reason)
+        reason = jnp.where(off, jnp.int32(Reason.OFF_SET), progress.reason)
+        point, last = method.run(problem(data), start, stop, progress._replace(reason=reason))
         # A retraction may keep or amplify a point's distance from its set.
-        left = _distance(geometry, unravel(result.point)) > OFF
-        reason = jnp.where(left, jnp.int32(Reason.OFF_SET), result.reason)
-        return result._replace(reason=reason, steps=jnp.maximum(result.steps, 0))
+        left = _distance(geometry, unravel(point)) > OFF
+        last = last._replace(reason=jnp.where(left, jnp.int32(Reason.OFF_SET), last.reason))
+        value, norm = (x / last.scale for x in (last.value, last.norm))
+        return Result(point, value, norm, last.steps, last.evaluations, last.reason), last
 
     @run.defjvp
-    def run_jvp(primals: Any, tangents: Any) -> tuple[Result, Result]:
-        (start, data), (_, changed) = primals, tangents
-        result = run(start, data)
+    def run_jvp(primals: Any, tangents: Any) -> Any:
+        (start, data, progress), (_, changed, _) = primals, tangents
+        result, last = run(start, data, progress)
         moved, value = _implicit(problem, result.point, data, changed)
-        still: list[Any] = [np.zeros(jnp.shape(x), jax.dtypes.float0) for x in result[3:]]
-        return result, Result(moved, value, jnp.zeros_like(result.gradient_norm), *still)
+        zeros = jax.tree.map(_zero_tangent, (result, last))
+        return (result, last), (zeros[0]._replace(point=moved, value=value), zeros[1])
 
-    result = run(start, (*args, *captured))
-    return result._replace(point=unravel(result.point))
+    if progress is None:
+        progress = Progress.at_start(start.dtype, jnp.int32(RUNNING))
+    result, progress = run(start, (*args, *captured), progress)
+    return result._replace(point=unravel(result.point)), progress
+
+
+def _zero_tangent(x: Array) -> Any:
+    if jnp.issubdtype(x.dtype, jnp.floating):
+        return jnp.zeros_like(x)
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
 
 
 def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, changed: Any) -> Any:

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
@@ -21,7 +23,8 @@ class Reason(enum.IntEnum):
     """Reason why `minimize` stopped; a plain integer inside of `jax.jit` and `jax.vmap`.
 
     Attributes:
-      GRADIENT: the Riemannian gradient's norm is at most the tolerance.
+      GRADIENT: the Riemannian gradient's norm is at most the tolerance; for a tolerance of None,
+        also where it is small and rounding hides further progress.
       STEP: a step was at most `step_tolerance` long.
       MAX_STEPS: `max_steps` steps were taken.
       NO_PROGRESS: no step reduces the cost, usually because rounding hides any decrease.
@@ -46,7 +49,7 @@ RUNNING = -1
 
 
 class Result(NamedTuple):
-    """Outcome of `minimize`.
+    """Outcome of `minimize`; printed as one line that says how it ended.
 
     Attributes:
       point: the last point, a tree like the start.
@@ -58,8 +61,8 @@ class Result(NamedTuple):
       reason: `Reason` of the stop, as an integer.
 
     Examples:
-      >>> Result._fields
-      ('point', 'value', 'gradient_norm', 'steps', 'evaluations', 'reason')
+      >>> minimize(jnp.sum, mm.manifolds.Hypersphere(), -jnp.eye(3)[0], max_steps=0)
+      Result(MAX_STEPS after 0 steps: value -1, gradient norm 1.41)
     """
 
     point: Any
@@ -69,30 +72,27 @@ class Result(NamedTuple):
     evaluations: Int[Array, ""]
     reason: Int[Array, ""]
 
+    def __repr__(self) -> str:
+        numbers = self[1:]
+        if any(isinstance(x, Tracer) for x in numbers):
+            return f"Result(traced, with values of shape {jnp.shape(self.value)})"
+        value, norm, steps, _, reason = map(np.asarray, numbers)
+        names = [Reason(code).name for code in np.unique(reason)]
+        if reason.ndim:
+            counts = [f"{(reason == Reason[name]).sum()} {name}" for name in names]
+            return (
+                f"Result({', '.join(counts)} after {_range(steps, 'd')} steps: "
+                f"value {_range(value, '.6g')}, gradient norm {_range(norm, '.3g')})"
+            )
+        return (
+            f"Result({names[0]} after {steps} steps: value {value:.6g}, gradient norm {norm:.3g})"
+        )
 
-class Units(NamedTuple):
-    """Units of a method's arithmetic, in which no square overflows and no cost is too small.
 
-    Attributes:
-      scale: a power of two; cost and gradient are multiplied by it.
-      tolerance: largest norm of the gradient, in these units.
-    """
-
-    scale: Array
-    tolerance: Array
-
-    @classmethod
-    def at_start(cls, gradient: Array, value: Array, stop: Stop) -> Units:
-        """Return the units in which the first gradient has a norm from 1/2 to 1."""
-        _, exponent = jnp.frexp(length(gradient))
-        scale = jnp.ldexp(jnp.ones_like(value), -jnp.clip(exponent, -100, 100))
-        if stop.tolerance is not None:
-            return cls(scale, stop.tolerance * scale)
-        eps = float(jnp.finfo(value.dtype).eps)
-        share = 1e-4 if value.dtype == jnp.float32 else 1e-10
-        # Rounding of the cost hides gradients below this.
-        hidden = 100 * eps * jnp.abs(value * scale)
-        return cls(scale, jnp.maximum(share * length(gradient * scale), hidden))
+def _range(numbers: np.ndarray, form: str) -> str:
+    if not numbers.size:
+        return "no"
+    return f"{numbers.min():{form}} to {numbers.max():{form}}"
 
 
 class Stop(NamedTuple):
@@ -103,20 +103,113 @@ class Stop(NamedTuple):
     max_steps: int
     callback: Callable[[Any, Any, Any], None] | None
 
-    def reason(self, gradient_norm: Array, units: Units, length: Array, steps: Array) -> Array:
-        """Return the reason to stop after a step, or `RUNNING`."""
-        small_step = (length <= self.step_tolerance) & (steps > 0)
-        reasons = [
-            (gradient_norm <= units.tolerance, Reason.GRADIENT),
-            (small_step, Reason.STEP),
-            (steps >= self.max_steps, Reason.MAX_STEPS),
-        ]
-        found = jnp.select([holds for holds, _ in reasons], [r for _, r in reasons], RUNNING)
-        return found.astype(jnp.int32)
 
-    def report(self, steps: Array, value: Array, gradient_norm: Array) -> None:
-        if self.callback is not None:
-            jax.debug.callback(self.callback, steps, value, gradient_norm)
+class Progress(NamedTuple):
+    """Where a run stands, in units in which no square overflows and no cost is too small.
+
+    Attributes:
+      scale: a power of two; cost and gradient are multiplied by it. 0 before the first gradient.
+      tolerance: norm of the gradient that ends the run.
+      enough: norm of the gradient below which the run ends as soon as rounding hides progress.
+      value: cost of the point.
+      norm: norm of the gradient.
+      least_value: cost when it last fell by more than rounding.
+      least_norm: norm of the gradient when it last halved.
+      idle: number of steps since either happened.
+      largest: largest magnitude of the cost so far; if terms cancel, rounding is relative to it.
+      steps: number of steps taken.
+      evaluations: number of evaluations.
+      reason: `RUNNING`, or the reason to stop.
+    """
+
+    scale: Array
+    tolerance: Array
+    enough: Array
+    value: Array
+    norm: Array
+    least_value: Array
+    least_norm: Array
+    idle: Array
+    largest: Array
+    steps: Array
+    evaluations: Array
+    reason: Array
+
+    @classmethod
+    def at_start(cls, dtype: Any, reason: Array) -> Progress:
+        """Return the progress before the first evaluation."""
+        zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
+        return cls(*[zero] * 5, zero + jnp.inf, zero + jnp.inf, count, zero, count, count, reason)
+
+    def in_units_of(self, gradient: Array, value: Array, stop: Stop) -> Progress:
+        """Choose units and tolerances at the first gradient, which gets a norm from 1/2 to 1."""
+        _, exponent = jnp.frexp(length(gradient))
+        scale = jnp.ldexp(jnp.ones_like(value), -jnp.clip(exponent, -100, 100))
+        if stop.tolerance is not None:
+            tolerance = enough = stop.tolerance * scale
+        else:
+            first, eps = length(gradient * scale), float(jnp.finfo(value.dtype).eps)
+            share = 1e-4 if value.dtype == jnp.float32 else 1e-10
+            tolerance = max(1e-10, eps) * first
+            # A start near the minimum has a gradient that is rounding of the cost.
+            enough = jnp.maximum(share * first, 100 * eps * jnp.abs(value * scale))
+        chosen = self.scale > 0
+        old = self.scale, self.tolerance, self.enough
+        scale, tolerance, enough = (
+            jnp.where(chosen, x, y) for x, y in zip(old, (scale, tolerance, enough), strict=True)
+        )
+        return self._replace(scale=scale, tolerance=tolerance, enough=enough)
+
+    def at(self, value: Array, norm: Array, moved: Array, patience: int, stop: Stop) -> Progress:
+        """Return the progress at a new point, with the reason to stop there.
+
+        Args:
+          value: cost of the point, in units.
+          norm: norm of the gradient, in units.
+          moved: length of the step to the point, infinite for a start.
+          patience: number of steps without progress that rounding alone explains.
+          stop: stopping criteria.
+        """
+        eps = float(jnp.finfo(value.dtype).eps)
+        lower = value < self.least_value - eps * jnp.abs(value)
+        halved = norm <= self.least_norm / 2
+        idle = jnp.where(lower | halved, 0, self.idle + 1)
+        reasons = [
+            (norm <= self.tolerance, Reason.GRADIENT),
+            (moved <= stop.step_tolerance, Reason.STEP),
+            ((idle >= patience) & (norm <= self.enough), Reason.GRADIENT),
+            (idle >= 10 * patience, Reason.NO_PROGRESS),
+            (self.steps >= stop.max_steps, Reason.MAX_STEPS),
+        ]
+        reason = jnp.select([holds for holds, _ in reasons], [r for _, r in reasons], RUNNING)
+        return self._replace(
+            value=value,
+            norm=norm,
+            least_value=jnp.where(lower, value, self.least_value),
+            least_norm=jnp.where(halved, norm, self.least_norm),
+            idle=idle,
+            largest=jnp.maximum(self.largest, jnp.abs(value)),
+            reason=reason.astype(jnp.int32),
+        )
+
+    def resumed(self, stop: Stop) -> Progress:
+        """Return the progress with which a further method continues, if there is reason to."""
+        few = (self.reason == Reason.MAX_STEPS) & (self.steps < stop.max_steps)
+        slow = few | (self.reason == Reason.NO_PROGRESS)
+        reason = jnp.where(slow, jnp.int32(RUNNING), self.reason)
+        return self._replace(idle=jnp.zeros_like(self.idle), reason=reason)
+
+    def lost(self) -> Array:
+        """Return the reason to stop where no step reduces the cost."""
+        return jnp.where(
+            self.norm <= self.enough, jnp.int32(Reason.GRADIENT), jnp.int32(Reason.NO_PROGRESS)
+        )
+
+    def report(self, stop: Stop, new: Array) -> None:
+        """Call the callback if the point is new."""
+        if (callback := stop.callback) is not None:
+            numbers = self.steps, self.value / self.scale, self.norm / self.scale
+            jax.lax.cond(new, lambda: jax.debug.callback(callback, *numbers), lambda: None)
 
 
 class Problem(NamedTuple):
@@ -154,15 +247,21 @@ class Problem(NamedTuple):
 class Method(Value, abc.ABC):
     """A method of minimisation: a frozen value without arrays."""
 
+    def stages(self, stop: Stop) -> list[tuple[Method, Stop]]:
+        """Return the methods to run one after the other, while the cost is not at its minimum."""
+        return [(self, stop)]
+
     @abc.abstractmethod
-    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
-        """Return the result, with a flat vector as its point.
+    def run(
+        self, problem: Problem, start: Array, stop: Stop, progress: Progress
+    ) -> tuple[Array, Progress]:
+        """Return the last point, a flat vector, and the progress there.
 
         Args:
           problem: the cost and its manifolds.
           start: the first point.
           stop: stopping criteria.
-          reason: `RUNNING`, or a reason to stop before the first step.
+          progress: the progress at the start.
         """
 
 

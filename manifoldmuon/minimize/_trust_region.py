@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,10 +15,9 @@ from manifoldmuon.minimize._problem import (
     RUNNING,
     Method,
     Problem,
+    Progress,
     Reason,
-    Result,
     Stop,
-    Units,
     length,
     rounding,
 )
@@ -28,22 +27,15 @@ class _State(NamedTuple):
     """A point and its trust region.
 
     Attributes:
-      moved: length of the last accepted step.
-      largest: largest magnitude of the cost so far.
-      units: units of value and norm.
+      moved: length of the last accepted step, infinite before the first.
+      failures: number of steps rejected at this point, -1 before the start is evaluated.
     """
 
     point: Array
-    value: Array
-    norm: Array
+    progress: Progress
     radius: Array
     moved: Array
-    largest: Array
-    units: Units
-    steps: Array
     failures: Array
-    evaluations: Array
-    reason: Array
 
 
 class _Inner(NamedTuple):
@@ -82,6 +74,9 @@ class TrustRegion(Method):
       TrustRegion(inner_steps=20)
     """
 
+    patience: ClassVar[int] = 2
+    """Number of steps without progress that rounding alone explains."""
+
     radius: float = 1.0
     inner_steps: int | None = None
 
@@ -95,38 +90,31 @@ class TrustRegion(Method):
         gradient, change, value = jax.linearize(problem.gradient, point, has_aux=True)
         return gradient, lambda vector: problem.project(point, change(vector)), value
 
-    def run(self, problem: Problem, start: Array, stop: Stop, reason: Array) -> Result:
-        number, count = jnp.zeros((), start.dtype), jnp.zeros((), jnp.int32)
+    def run(
+        self, problem: Problem, start: Array, stop: Stop, progress: Progress
+    ) -> tuple[Array, Progress]:
+        number = jnp.zeros((), start.dtype)
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
-        first = largest / 8
-        units = Units(number + 1, number)
-        state = _State(
-            start, number, number, first, number, number, units, count, count, count, reason
-        )
+        first = jnp.full((), -1, jnp.int32)
+        state = _State(start, progress, largest / 8, number + jnp.inf, first)
 
         def turn(state: _State) -> _State:
             gradient, hessian, value = self.model(problem, state.point)
             # Project again: a normal part left by rounding may be large compared with a small
             # gradient, and conjugate gradients would not reduce it.
             gradient = problem.project(state.point, gradient)
-            chosen = Units.at_start(gradient, value, stop)
-            start = state.evaluations == 0
-            units = jax.tree.map(lambda x, y: jnp.where(start, x, y), chosen, state.units)
-            gradient, value = gradient * units.scale, value * units.scale
+            progress = state.progress.in_units_of(gradient, value, stop)
+            gradient, value = gradient * progress.scale, value * progress.scale
             norm = length(gradient)
-            found = stop.reason(norm, units, state.moved, state.steps)
-            # A rejected step does not count as a small step.
-            found = jnp.where((state.failures > 0) & (found == Reason.STEP), RUNNING, found)
+            new = progress.at(value, norm, state.moved, self.patience, stop)
+            new.report(stop, (state.failures == 0) | ((state.failures < 0) & (new.steps == 0)))
+            # A rejected step changes nothing.
+            progress = jax.tree.map(lambda x, y: jnp.where(state.failures > 0, x, y), progress, new)
             broken = ~(jnp.isfinite(value) & jnp.isfinite(norm))
-            found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), found)
-            jax.lax.cond(
-                state.failures == 0,
-                lambda: stop.report(state.steps, value / units.scale, norm / units.scale),
-                lambda: None,
-            )
+            found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), progress.reason)
 
             inner = self._truncated(
-                lambda vector: hessian(vector) * units.scale,
+                lambda vector: hessian(vector) * progress.scale,
                 gradient,
                 state.radius,
                 found != RUNNING,
@@ -135,33 +123,31 @@ class TrustRegion(Method):
             point = problem.retract(state.point, step)
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
             # If both are rounding, trust the model (Conn, Gould and Toint 2000, 17.4.2).
-            after = problem.cost(point) * units.scale
-            largest_value = jnp.maximum(state.largest, jnp.abs(value))
-            noise = rounding(largest_value)
+            after = problem.cost(point) * progress.scale
+            noise = rounding(progress.largest)
             ratio = (value - after + noise) / (gain + noise)
             good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
             at_edge = length(step) >= 0.99 * state.radius
             radius = jnp.where((ratio > 0.75) & at_edge, 2 * state.radius, state.radius)
             radius = jnp.where(ratio >= 0.25, radius, length(step) / 4)
-            failures = jnp.where(good, 0, state.failures + 1)
+            failures = jnp.where(good, 0, jnp.maximum(state.failures, 0) + 1)
             lost = (found == RUNNING) & (failures > 30)
             return _State(
                 jnp.where(good, point, state.point),
-                value,
-                norm,
+                progress._replace(
+                    # A step that the region cut short says nothing about convergence.
+                    idle=jnp.where(at_edge, 0, progress.idle),
+                    steps=progress.steps + good,
+                    evaluations=progress.evaluations + 1 + inner.count,
+                    reason=jnp.where(lost, progress.lost(), found),
+                ),
                 jnp.minimum(radius, largest),
                 jnp.where(good, length(step), state.moved),
-                largest_value,
-                units,
-                state.steps + good,
                 failures,
-                state.evaluations + 1 + inner.count,
-                jnp.where(lost, jnp.int32(Reason.NO_PROGRESS), found),
             )
 
-        state = jax.lax.while_loop(lambda state: state.reason == RUNNING, turn, state)
-        value, norm = state.value / state.units.scale, state.norm / state.units.scale
-        return Result(state.point, value, norm, state.steps, state.evaluations, state.reason)
+        state = jax.lax.while_loop(lambda state: state.progress.reason == RUNNING, turn, state)
+        return state.point, state.progress
 
     def _truncated(self, hessian, gradient: Array, radius: Array, done: Array) -> _Inner:
         """Run Steihaug's conjugate gradients to the edge, or until the residual is small."""

@@ -1,5 +1,6 @@
 """Minimisation to convergence: known optima, derivatives, batches and errors."""
 
+import functools
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.minimize import (
     LBFGS,
+    Auto,
     ConjugateGradient,
     GradientDescent,
     Reason,
@@ -349,3 +351,118 @@ def test_derivative_of_nonisolated_minimum_has_least_norm():
     wanted = (projector(a + h * change) - projector(a - h * change)) / (2 * h)
     np.testing.assert_allclose(moved @ x.T + x @ moved.T, wanted, atol=1e-6)
     np.testing.assert_allclose(x.T @ moved, 0, atol=1e-7)
+
+
+def least_squares(x, a, b):
+    return jnp.sum((a @ x - b) ** 2)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6], ids=["unit", "large"])
+@pytest.mark.parametrize("noise", [0.0, 1.0], ids=["zero", "nonzero"])
+@pytest.mark.parametrize("method", [LBFGS(), TrustRegion()], ids=name_of)
+def test_float32_least_squares_reaches_rounding(method, noise, scale):
+    """A gradient of 1e-4 of the first leaves errors of 1e-3; large x, small a: no step at all."""
+    rng = np.random.default_rng(40)
+    a, x = rng.standard_normal((60, 10)), rng.standard_normal(10)
+    b = a @ x + noise * rng.standard_normal(60)
+    start = np.float32(scale * (x + 0.3 * rng.standard_normal(10)))
+    a, b = np.float32(a / scale), np.float32(b)
+    best, *_ = np.linalg.lstsq(np.float64(a), np.float64(b), rcond=None)
+    # A trust region as large as the point, which is far from 1.
+    method = TrustRegion(radius=scale) if isinstance(method, TrustRegion) else method
+    found = minimize(least_squares, Euclidean(), start, (a, b), method=method)
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    # Rounding of a x - b, times the condition of the normal equations.
+    bound = 10 * np.finfo(np.float32).eps * np.linalg.cond(a) ** 2
+    assert np.linalg.norm(found.point - best) <= bound * np.linalg.norm(best)
+
+
+def test_float32_procrustes_with_zero_residual_is_exact_to_rounding():
+    a, turn, start = np.random.default_rng(41).standard_normal((40, 20)), *orthonormal(42, 2, 20, 3)
+    found = minimize(
+        least_squares, Stiefel(), np.float32(start), (np.float32(a), np.float32(a @ turn))
+    )
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    np.testing.assert_allclose(found.point, turn, atol=10 * 1.2e-7 * np.linalg.cond(a) ** 2)
+
+
+def ill_conditioned(x, a):
+    return jnp.sum(x * (a @ x)) / 2 - jnp.sum(x)
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["eager", "jit"])
+def test_default_turns_to_trust_region_after_its_steps(inside):
+    a, steps = np.diag(np.geomspace(1, 1e5, 40)), []
+    solve = functools.partial(
+        minimize,
+        ill_conditioned,
+        Euclidean(),
+        method=Auto(steps=20),
+        callback=lambda step, value, norm: steps.append(int(step)),
+    )
+    found = (jax.jit(solve) if inside else solve)(np.zeros(40), (a,))
+    alone = minimize(ill_conditioned, Euclidean(), np.zeros(40), (a,), method=LBFGS())
+    jax.effects_barrier()
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    assert 20 < int(found.steps) < int(alone.steps) / 2
+    assert sorted(steps) == list(range(int(found.steps) + 1))
+    np.testing.assert_allclose(found.point, 1 / np.diag(a), rtol=1e-8)
+
+
+def test_default_compiles_trust_region_only_where_slow(monkeypatch):
+    monkeypatch.setattr(TrustRegion, "run", None)  # tracing it would fail
+    found = minimize(rayleigh, Hypersphere(), UNIT + 0.0, (symmetric(43, 3, 3),))
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+
+
+def test_default_without_second_derivative_continues_with_lbfgs():
+    a = np.diag(np.geomspace(1, 1e4, 30))
+
+    @jax.custom_vjp
+    def cost(x):
+        return ill_conditioned(x, a)
+
+    def product(x):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.pure_callback(lambda x: a @ np.asarray(x), shape, x)
+
+    cost.defvjp(lambda x: (cost(x), x), lambda x, g: (g * (product(x) - 1),))
+    with jax.enable_x64(False):  # a callback's own thread knows no float64
+        found = minimize(cost, Euclidean(), np.zeros(30, np.float32), method=Auto(steps=20))
+    assert Reason(int(found.reason)) is Reason.GRADIENT
+    assert int(found.steps) > 20
+
+
+def test_derivative_of_minimum_passes_through_both_methods():
+    a = jnp.asarray(np.geomspace(1, 1e3, 30))
+
+    def last(a):
+        method = Auto(steps=5)
+        cost = lambda x, a: jnp.sum(a * x * x) / 2 - jnp.sum(x)  # noqa: E731
+        return minimize(cost, Euclidean(), jnp.zeros(30), (a,), method=method).point[-1]
+
+    np.testing.assert_allclose(jax.grad(last)(a)[-1], -1e-6, rtol=1e-6)  # of 1 / a
+
+
+def test_result_prints_one_line_without_arrays():
+    a, start = symmetric(44, 6, 6), orthonormal(45, 3, 6, 1)[..., 0]
+    found = minimize(rayleigh, Hypersphere(), start, (a,))
+    assert (
+        str(found)
+        == repr(found)
+        == (
+            f"Result(GRADIENT after {found.steps} steps: value {found.value:.6g}, "
+            f"gradient norm {found.gradient_norm:.3g})"
+        )
+    )
+    shown = []
+
+    def run(x):
+        result = minimize(rayleigh, Hypersphere(), x, (a,), max_steps=1)
+        shown.append(repr(result))
+        return result
+
+    many = jax.jit(jax.vmap(run))(start)
+    assert shown == ["Result(traced, with values of shape ())"]
+    assert repr(many).startswith("Result(3 MAX_STEPS after 1 to 1 steps: value ")
+    assert "\n" not in repr(many)
