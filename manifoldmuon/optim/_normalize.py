@@ -65,8 +65,9 @@ def normalize(
 
     Spectral norms are estimated by power iteration from the last step's singular vector; other
     norms are exact. Power iteration gives lower bounds, so an update may exceed its budget: by a
-    factor of at most `sqrt(min(m, n))` for an `(m, n)` matrix, and at most 1.6 for sparse and
-    switching gradients over hundreds of steps; see "Transformations" in the documentation.
+    factor of at most `sqrt(min(m, n))` for an `(m, n)` matrix. The largest factor that we measured,
+    for sparse and switching gradients over hundreds of steps, is 1.6; see "Transformations" in the
+    documentation.
 
     On a constrained manifold only the tangent part of the base update is used; it is zero where it
     would be rounding error. To reach a minimum, an entrywise base needs projected gradients,

@@ -126,6 +126,18 @@ def test_every_page_is_in_navigation():
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_landing_pictures_fit_phones(page):
+    """Scaled to the 358 pixels of a phone's column, their text of 9 pt has 10 pixels or more."""
+    path = ROOT / page
+    names = re.findall(r"!\[.*?\]\((.*?\.svg)\)", path.read_text(encoding="utf-8"))
+    assert names
+    for name in names:
+        picture = (path.parent / name).read_text(encoding="utf-8")
+        (width,) = re.findall(r'<svg [^>]*width="([\d.]+)pt"', picture)
+        assert 9 * 358 / float(width) > 10
+
+
 def test_gallery_shows_each_picture_once(tmp_path, monkeypatch):
     tutorials = [f"tutorial-{path.stem}" for path in _TUTORIALS]  # the build draws them
     assert sorted(thumbnails.shown()) == sorted([*thumbnails.DRAWN, *tutorials])
