@@ -154,7 +154,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         }
         items = ocp.args.Composite(
             # Orbax rejects arrays without entries.
-            tree=ocp.args.StandardSave(jax.tree.map(lambda x: x if np.size(x) else None, tree)),
+            tree=ocp.args.PyTreeSave(jax.tree.map(lambda x: x if np.size(x) else None, tree)),
             record=ocp.args.JsonSave(record | {"sha256": _sha256(record)}),
         )
         self.wait()
@@ -165,7 +165,12 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             return self.manager.save(step, args=items)
 
     def restore(
-        self, target: Any, table: Table | None = None, step: int | None = None
+        self,
+        target: Any,
+        table: Table | None = None,
+        step: int | None = None,
+        *,
+        partial: bool = False,
     ) -> Restored | None:
         """Return the newest step, or None from an empty folder; nothing on disk is changed.
 
@@ -175,13 +180,15 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             they are on the default device, uncommitted, as `jnp.zeros` would be.
           table: `optim.tabulate` of the current geometry; None skips the comparison.
           step: number of the step; None: the newest.
+          partial: whether the target may leave out leaves of the saved tree, which are not read:
+            `{"params": shapes}` restores the parameters without an optimizer.
 
         Raises:
           CheckpointError: the folder does not hold the step; the step is damaged (the message names
             the newest older step that is intact), or has another layout of the state, another
             geometry, or other paths, shapes or dtypes.
         """
-        return self._checked(step, lambda step: self._restore(step, target, table))
+        return self._checked(step, lambda step: self._restore(step, target, table, partial))
 
     def read_extra(self, step: int | None = None) -> Any:
         """Return the `extra` of the newest or given step, or None, to build a target from it."""
@@ -266,7 +273,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             raise self._damaged(step, "its record is not the one that was saved")
         return record
 
-    def _restore(self, step: int, target: Any, table: Table | None) -> Restored:
+    def _restore(self, step: int, target: Any, table: Table | None, partial: bool) -> Restored:
         where, record = f"step {step} in {self._directory}", self._record(step)
         if record["layout"] != STATE_LAYOUT:
             raise CheckpointError(
@@ -282,13 +289,22 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             what = f"{where} was saved with another geometry"
             given = _without_copies(_record_geometry(table))
             _check_same(what, _without_copies(saved), given, hint)
-        hint = "continue with its model and optimizer, or restore a part of it with Orbax"
+        hint = "continue with its model and optimizer"
+        hint += "" if partial else ", or restore a part of it by partial=True"
         saved, given = (
             {repr(path): kind for path, kind in kinds.items()}
             for kinds in (record["arrays"], _kinds(target))
         )
+        if partial:
+            saved = {path: kind for path, kind in saved.items() if path in given}
         _check_same(f"{where} holds another tree", saved, given, hint)
-        how = ocp.args.StandardRestore(jax.tree.map(_abstract, target))
+        tree = jax.tree.map(_abstract, target)
+        if partial:  # Orbax 0.11.33 then fails at None
+            tree = jax.tree.map(
+                lambda x: ocp.PLACEHOLDER if x is None else x, tree, is_leaf=lambda x: x is None
+            )
+        arguments = ocp.checkpoint_utils.construct_restore_args(tree)
+        how = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=partial)
         tree = jax.tree.map(_as_target, target, self._item(step, "tree", how))
         for path, digest in _digests(tree).items():
             if digest != record["digests"][path]:

@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -395,6 +396,58 @@ def test_changed_tree_raises(run):
     ]:
         line = refusal(folder, target, table)
         assert line.startswith(f"step 3 in {folder} holds another tree: {reason}")
+
+
+PARTS = {
+    "framework": eqx.filter(
+        eqx.nn.Linear(3, 2, False, key=jax.random.key(1)), eqx.is_inexact_array
+    ),
+    "sequences": [(jnp.ones(2, jnp.bfloat16), None), {"empty": jnp.zeros((0, 3)), "no": ()}],
+    "key": jax.random.key(3),
+}
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
+def test_partial_restore_returns_target_bit_for_bit(part, tmp_path):
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, {"part": part, "state": optax.adam(0.1).init(OURS)})
+    with Checkpoints(tmp_path) as saved:
+        found = saved.restore(jax.eval_shape(lambda: {"part": part}), partial=True)
+    assert found is not None
+    assert bits(found.tree) == bits({"part": part})
+    assert jax.tree.structure(found.tree) == jax.tree.structure({"part": part})
+
+
+def test_partial_restore_checks_geometry_and_its_own_leaves(run):
+    folder, _, table, tree = run
+    with Checkpoints(folder) as saved:
+        found = saved.restore({"params": tree["params"]}, table, partial=True)
+        assert found is not None
+        assert (found.step, found.extra) == (3, EXTRA)
+        assert bits(found.tree) == bits({"params": tree["params"]})
+        with pytest.raises(CheckpointError, match="another geometry"):
+            saved.restore(
+                {"params": tree["params"]}, optim.tabulate(SPHERES, tree["params"]), partial=True
+            )
+        wrong = {"params": {"w": jnp.eye(16, 8), "c": jnp.zeros(16)}}
+        with pytest.raises(CheckpointError, match="'params/c' was nothing and is .* optimizer$"):
+            saved.restore(wrong, partial=True)
+
+
+def test_flipped_bits_never_restore_wrong_parts(run, copy):
+    params, outcomes = run[3]["params"], set()
+    with Checkpoints(copy) as saved:
+        for file, content in contents(copy / "3").items():
+            flipped = bytearray(content)
+            flipped[len(content) // 2] ^= 16
+            file.write_bytes(flipped)
+            try:
+                found = saved.restore({"params": params}, step=3, partial=True)
+                outcomes.add(found is not None and bits(found.tree) == bits({"params": params}))
+            except CheckpointError:
+                outcomes.add("refused")
+            file.write_bytes(content)
+    assert outcomes == {True, "refused"}
 
 
 def test_saved_steps_are_never_overwritten(run, copy):

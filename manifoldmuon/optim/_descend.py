@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax.core import Tracer
 
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
+from manifoldmuon._internal.trees.places import Places
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -68,7 +70,8 @@ def descend(
 
     Returns:
       A transformation with a `DescendState`; it must come last. `update` needs `params`.
-      `init` warns (`UserWarning`) of an initial learning rate above 1 on constrained manifolds.
+      `init` warns (`UserWarning`) if the initial learning rate, times a budget, is above 1 on a
+      constrained manifold.
 
     Examples:
       >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
@@ -78,9 +81,8 @@ def descend(
     scheduled = callable(learning_rate) or callable(weight_decay)
 
     def init_fn(params: Any) -> DescendState:
-        find_budgets(budgets, params)
+        _warn_of_long_steps(learning_rate, find_budgets(budgets, params), geometry, params)
         last.init(params)
-        _warn_of_long_steps(learning_rate, geometry, params)
         count = jnp.zeros((), jnp.int32) if scheduled else ()
         return DescendState(count, steepest.init(params))
 
@@ -128,15 +130,20 @@ def _at(count: Any, value: Any) -> Any:
     return value(count) if callable(value) else value
 
 
-def _warn_of_long_steps(learning_rate: Any, geometry: Geometry, params: Any) -> None:
+def _warn_of_long_steps(
+    learning_rate: Any, budgets: Places, geometry: Geometry, params: Any
+) -> None:
     rate = _at(jnp.zeros((), jnp.int32), learning_rate)  # as Optax: a schedule may be of arrays
-    if isinstance(rate, Tracer) or not float(rate) > 1:
-        return
     places = find_manifolds(geometry, params)
-    if any(manifold_of(places.values[i]).constrained for i in places.real):
+    shares = places.spread(budgets.values)
+    factors = [shares[i] for i in places.real if manifold_of(places.values[i]).constrained]
+    if any(isinstance(x, Tracer) for x in (rate, *factors)):
+        return
+    longest = float(rate) * max([0.0, *(float(np.max(x, initial=0)) for x in factors)])
+    if longest > 1:
         warnings.warn(
-            f"a learning rate of {float(rate):g} turns constrained weights by more than one radian"
-            " a step: rates from 0.02 to 0.2 are usual",
+            f"a learning rate of {longest:g}, budgets included, turns constrained weights by more"
+            " than one radian a step: rates from 0.02 to 0.2 are usual",
             stacklevel=4,
         )
 

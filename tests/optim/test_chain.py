@@ -160,10 +160,17 @@ def test_check_chain_rejects_ascent(tx):
         optim.check_chain(tx, GEOMETRY, SHAPES)
 
 
-def test_large_learning_rate_on_manifold_warns():
-    for rate in (3.0, optax.constant_schedule(3.0)):
-        with pytest.warns(UserWarning, match="a learning rate of 3 turns constrained weights"):
-            optim.manifold_muon(rate, GEOMETRY).init(start())
+def test_long_steps_on_manifold_warn():
+    tx, halves = optim.manifold_muon, {"w": np.full((1, 1), 0.5), "b": jnp.array(9.0)}
+    for long in (
+        tx(3.0, GEOMETRY),
+        tx(optax.constant_schedule(3.0), GEOMETRY),
+        tx(6.0, GEOMETRY, budgets=halves),
+        tx(0.1, GEOMETRY, budgets=30.0),
+    ):
+        with pytest.warns(UserWarning, match="a learning rate of 3, budgets included, turns"):
+            long.init(start())
     with warnings.catch_warnings(action="error"):
-        optim.manifold_muon(0.5, GEOMETRY).init(start())
+        tx(0.5, GEOMETRY).init(start())
+        tx(1.9, GEOMETRY, budgets=halves).init(start())
         optim.muon(3.0, {"w": Euclidean(), "b": Euclidean()}).init(start())

@@ -5,6 +5,8 @@ import io
 import json
 import re
 import runpy
+import subprocess
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -278,6 +280,22 @@ def test_programs_print_what_page_shows(page):
         assert _agree(out.getvalue(), shown, percent), (
             f"{page}:{above}: prints\n{out.getvalue()}\nand the page shows\n{shown}"
         )
+
+
+@pytest.mark.slow
+def test_inference_runs_in_a_new_process(tmp_path):
+    """Run the page's inference with the imports of the page, but not its training."""
+    text = (ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+    train, load, orbax = _PROGRAM.finditer(text)
+    place = f"folder = Path({str(tmp_path / 'run')!r})\n"
+    imports, training = re.split(r"^folder = .*\n", train["code"], flags=re.MULTILINE)
+    for code, shown in (
+        (imports + place + training, train["shown"]),
+        (imports + place + load["code"] + orbax["code"], load["shown"] + orbax["shown"]),
+    ):
+        command = [sys.executable, "-W", "error", "-c", code]
+        out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        assert _agree(out, shown, 5)
 
 
 def _agree(printed: str, shown: str, percent: int) -> bool:
