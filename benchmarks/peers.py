@@ -125,7 +125,8 @@ def main(argv: list[str] | None = None) -> None:
     rows = []
     with jax.enable_x64(True):
         for shape in options.shapes:
-            rows += measure(*map(int, shape.split("x")), options.limit)
+            n, p = map(int, shape.split("x"))
+            rows += measure(n, p, options.limit)
     settings = {"tolerance": TOLERANCE, "limit": options.limit}
     save_with_table(options, settings | {"rows": rows}, table(rows))
 

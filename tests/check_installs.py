@@ -148,7 +148,7 @@ def _run(
     clock = time.monotonic()
     done = subprocess.run(
         [str(word) for word in command], cwd=folder, text=True, check=False,
-        env=os.environ | {"PIP_NO_COMPILE": "1"} | variables,
+        env=os.environ | {"PIP_NO_COMPILE": "1"} | dict(variables),
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     result, words = "failed" if done.returncode else "passed", " ".join(name.split())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import jax
@@ -16,7 +16,7 @@ _checked = contextvars.ContextVar("_checked", default=True)
 
 
 @contextlib.contextmanager
-def unchecked_values() -> Iterator[None]:
+def unchecked_values() -> Generator[None]:
     """Leave out checks of first values, in eager and in traced code."""
     token = _checked.set(False)
     try:

@@ -97,7 +97,8 @@ def minimize(
         raise TypeError(f"minimize: method must be LBFGS() or another one; got {shown(method)}")
     stop = Stop(tolerance, step_tolerance, max_steps, callback)
     solve = functools.partial(_solve_compiled, f, (tuple(jax.tree.leaves(entries)), treedef), args)
-    result, progress = None, None
+    result: Any = None
+    progress = None
     for stage, limit in method.stages(stop):
         result, progress = solve(stage, limit, x0 if result is None else result.point, progress)
         progress = progress.resumed(stop)

@@ -139,7 +139,10 @@ class Progress(NamedTuple):
     def at_start(cls, dtype: Any, reason: Array) -> Progress:
         """Return the progress before the first evaluation."""
         zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-        return cls(*[zero] * 5, zero + jnp.inf, zero + jnp.inf, count, zero, count, count, reason)
+        inf = zero + jnp.inf
+        return cls(
+            zero, zero, zero, zero, zero, inf, inf, count, zero, count, count, reason
+        )  # fmt: skip
 
     def in_units_of(self, gradient: Array, value: Array, stop: Stop) -> Progress:
         """Choose units and tolerances at the first gradient, which gets a norm from 1/2 to 1."""

@@ -20,7 +20,7 @@ from manifoldmuon._internal.matrices.arrays import largest, upcast
 from manifoldmuon._internal.meshes.mesh import placed_like
 from manifoldmuon._internal.trees.paths import flatten_with_path, is_hole, path_string
 from manifoldmuon._internal.trees.places import Places
-from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.manifolds import Hypersphere, LaidOut, Manifold
 from manifoldmuon.optim._geometry import (
     Entry,
     Geometry,
@@ -86,7 +86,7 @@ def _warn_of_new_norms(name: str, places: Places, before: Any, after: Any) -> No
     for i in places.real:
         manifold, pair = manifold_of(places.values[i]), [tree[i] for tree in trees]
         known = all(getattr(x, "is_fully_addressable", hasattr(x, "__array__")) for x in pair)
-        if known and on_sphere(manifold) and manifold.scale == 1:
+        if known and isinstance(manifold, Hypersphere) and manifold.scale == 1:
             old, new = (np.linalg.norm(np.asarray(x).astype(np.float64)) for x in pair)
             if new > 2 * old or old > 2 * new:
                 factors.append(f"{places.paths[i]!r} (times {new / old if old else math.inf:.2g})")

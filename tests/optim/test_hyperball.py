@@ -198,7 +198,7 @@ def test_zero_or_nonfinite_norms_raise(entry):
         jax.block_until_ready(jax.jit(keep_norms(geometry).init)(params))
     unchecked = optim.start_anywhere(keep_norms(geometry)).init
     for init in (unchecked, jax.jit(unchecked)):
-        state = init(params)
+        state: Any = init(params)
         assert np.isfinite(state.radius["w"])
         assert np.all(np.isnan(state.radius["out"]))
 

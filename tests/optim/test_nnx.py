@@ -18,7 +18,7 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar
 from tests.optim.training import train
 
 KERNEL = Stiefel(solver=ProjectedPolar()).transposed()
-MATRICES = {"stack/kernel": KERNEL.stacked(), "**/kernel": KERNEL}
+MATRICES: dict[Any, Any] = {"stack/kernel": KERNEL.stacked(), "**/kernel": KERNEL}
 GEOMETRY = optim.by_path(MATRICES | {"**/bias": Euclidean()})
 PATHS = {f"{layer}/{leaf}" for layer in ("first", "list/0", "stack") for leaf in ("kernel", "bias")}
 KERNELS = {path for path in PATHS if path.endswith("kernel")}
