@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 import manifoldmuon
@@ -368,6 +369,9 @@ def _abstract(leaf: Any) -> Any:
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    if not leaf.ndim and isinstance(sharding, NamedSharding):
+        # A scalar random key on an explicit mesh has the sharding of its key data, `P(None,)`.
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 

@@ -213,6 +213,16 @@ def test_sharded_training_resumes_bit_for_bit(tmp_path):
     assert len(alone["params"]["w"].devices()) == 1
 
 
+def test_scalars_on_explicit_mesh_round_trip(tmp_path):
+    """JAX gives a random key on a mesh of one device the sharding of its data, `P(None,)`."""
+    with jax.set_mesh(jax.make_mesh((1,), ("x",), (AxisType.Explicit,))):
+        tree = {"key": jax.random.key(0), "count": jnp.zeros((), jnp.int32)}
+        with Checkpoints(tmp_path) as saved:
+            saved.save(1, tree)
+            found = restored(saved, tree).tree
+    assert bits(found) == bits(tree)
+
+
 SHARED = (
     JOINED
     + """

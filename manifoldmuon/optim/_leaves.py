@@ -16,6 +16,7 @@ import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
 from manifoldmuon._internal.meshes.shards import Division, Stack, solve_sharded
 from manifoldmuon._internal.trees.paths import flatten_with_path, if_complex, is_hole, path_string
@@ -86,9 +87,9 @@ def map_leaves(
         stacking would write the leaves to memory and read them again.
 
     Returns:
-      The tree of new updates, and the second results of the visited leaves by path. On a mesh with
-      explicit axes updates have the sharding of their parameter, and second results are
-      replicated.
+      The tree of new updates, and the second results of the visited leaves by path. On a mesh
+      updates have the sharding of their parameter, if its axes are explicit or `divide` is set;
+      on explicit axes second results are replicated.
 
     Raises:
       TypeError: an update is None or not floating point; see `resolve_geometry`.
@@ -349,10 +350,19 @@ def _solve_on_mesh(
 
     given = [[(leaf.arrays, leaf.carried) for leaf in group] for group in groups]
     if explicit_mesh(groups[0][0].arrays[0]) is None:
+        points = [[arrays[0] for arrays, _ in group] for group in given]
+        if divide:  # the owners' sharding must not spread to momentum and new parameters
+            given = [[(_sharded_alike(*x), carried) for x, carried in group] for group in given]
         found = inside(given)
+        if divide:
+            found[0] = shard_alike(found[0], points)
     else:
         places = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
         outside: Any = [places, NamedSharding(mesh, PartitionSpec())]
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
         found = automatic(given)
     return [list(zip(*pair, strict=True)) for pair in zip(*found, strict=True)]
+
+
+def _sharded_alike(point: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:
+    return point, *[shard_alike(x, point) for x in others]

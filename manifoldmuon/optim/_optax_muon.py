@@ -12,6 +12,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import check_arguments, optional
+from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
@@ -113,7 +114,11 @@ def optax_muon(
                 )
         return both.init(params)
 
-    return optax.GradientTransformationExtraArgs(init_fn, both.update)
+    def update_fn(updates, state, params=None, **extra_args):
+        updates, state = both.update(updates, state, params, **extra_args)
+        return updates if params is None else shard_alike(updates, params), state
+
+    return optax.GradientTransformationExtraArgs(init_fn, update_fn)
 
 
 def _preset(name: str) -> Any:
@@ -155,6 +160,7 @@ def _scale_by_muon(
             moment = jax.tree.map(lambda m, g: beta * m + (1 - beta) * g, ahead, now)
         else:
             moment = trees.tree_bias_correction(mu, beta, count)
+        moment = moment if params is None else shard_alike(moment, params)
         geometry = _geometry(dims, moment)
         found, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
         if adaptive:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.manifolds import Manifold
@@ -104,7 +105,10 @@ def keep_found(
     state: ScaleBySteepestState, found: dict[str, Any], track_gap: bool
 ) -> ScaleBySteepestState:
     """Return the next state; parameters without an update keep their values."""
-    kept = [old | {path: x[i] for path, x in found.items()} for i, old in enumerate(state)]
+    kept = [
+        old | {path: shard_alike(x[i], old[path]) for path, x in found.items() if path in old}
+        for i, old in enumerate(state)
+    ]
     return ScaleBySteepestState(kept[0], *(kept[1:] if track_gap else state[1:]))
 
 

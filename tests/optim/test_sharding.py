@@ -10,9 +10,9 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import optim
+from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
-from manifoldmuon.manifolds.solvers import DualAscent
+from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.optim.instances import INSTANCES, Instance
@@ -173,3 +173,69 @@ def test_tree_checks_accept_sharded_parameters(mesh):
     assert optim.resolve_geometry(PLACED, placed)["stack"] == Hypersphere()
     assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
+
+
+# Mesh of four devices, leading axes, partition spec.
+KEPT = {
+    "stack, replicated": ((4,), (8,), ()),
+    "stack, divided": ((4,), (8,), ("data",)),
+    "stack, FSDP": ((4,), (8,), (None, "data")),
+    "stack, second axis": ((2, 2), (8,), (None, None, "fsdp")),
+    "stack, two axes": ((2, 2), (8,), (None, "data", "fsdp")),
+    "stack, wrong guess": ((2, 2), (8,), ("fsdp",)),
+    "leaves, replicated": ((2, 2), (), ()),
+    "leaves, FSDP": ((4,), (), ("data",)),
+    "leaves, two axes": ((2, 2), (), ("data", "fsdp")),
+}
+POLAR, FIXED = Stiefel(solver=ProjectedPolar()), Hypersphere(ndim=2)
+OPTIMIZERS = {
+    "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
+    "manifold_muon": optim.manifold_muon(0.02, Stiefel()),
+    "manifold_muon, polar": optim.manifold_muon(0.02, POLAR),
+    "manifold_muon, warm": optim.manifold_muon(0.02, Stiefel(solver=DualAscent(steps=2))),
+    "muonh": optim.muonh(0.02, FIXED),
+    "adamh": optim.adamh(0.02, FIXED),
+    "riemannian_sgd": optim.riemannian_sgd(0.02, POLAR, momentum=0.9),
+    "riemannian_adam": optim.riemannian_adam(0.02, POLAR),
+    "optax_muon": contrib.optax_muon(
+        0.02,
+        muon_weight_dimension_numbers=lambda tree: jax.tree.map(
+            lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), tree
+        ),
+    ),
+    "chain": optim.chain(
+        optax.trace(0.9),
+        optim.scale_by_steepest(POLAR),
+        optax.scale_by_learning_rate(0.02),
+        optim.retract(POLAR),
+    ),
+}
+
+
+@pytest.mark.slow_except(
+    "Auto-stack, replicated-muon",
+    "Auto-stack, replicated-optax_muon",
+    "Auto-stack, second axis-manifold_muon, polar",
+)
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("case", KEPT)
+@pytest.mark.parametrize("kind", ["Auto", "Explicit"])
+def test_steps_keep_sharding_and_compile_once(kind, case, name):
+    sizes, lead, spec = KEPT[case]
+    tx, names = OPTIMIZERS[name], ("data", "fsdp")[: len(sizes)]
+    devices = jax.devices()[: int(np.prod(sizes))]
+    mesh = jax.make_mesh(sizes, names, (getattr(AxisType, kind),) * len(sizes), devices=devices)
+    rng, count = np.random.default_rng(0), 1 if lead else 4
+    drawn = [np.linalg.qr(rng.standard_normal((*lead, 16, 8)))[0] for _ in range(count)]
+    place = NamedSharding(mesh, PartitionSpec(*spec))
+    params = {f"w{i}": jax.device_put(np.float32(x), place) for i, x in enumerate(drawn)}
+    step = jax.jit(lambda *args: tx.update(*args))  # a cache of its own
+    with jax.set_mesh(mesh):
+        state = tx.init(params)
+        start = jax.tree.map(lambda x: (x.sharding, x.ndim), state)
+        for _ in range(3):
+            updates, state = step(params, state, params)
+    assert step._cache_size() == 1
+    for x in jax.tree.leaves(updates):
+        assert x.sharding.is_equivalent_to(place, x.ndim)
+    jax.tree.map(lambda x, y: x.sharding.is_equivalent_to(*y) or pytest.fail(f"{x}"), state, start)
