@@ -1,4 +1,4 @@
-"""Gradients near the normal in short dtypes and float32: transformations against float64 decompositions.
+"""Gradients near the normal in short dtypes and float32, against decompositions in float64.
 
 A gradient that is normal up to the rounding of the parameter's dtype moves nothing, and reported
 gaps bound what is emitted.
