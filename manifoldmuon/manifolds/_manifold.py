@@ -218,6 +218,11 @@ def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
     def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
         wide = upcast(grad)
         found = method(self, point, wide, *dual, **named)
+        if not isinstance(found, Steepest):
+            raise TypeError(
+                f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
+                f" gap); got a {type(found).__name__}"
+            )
         if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
             found = _without_noise(self, found, point, wide, noise_share(point.dtype, grad.dtype))
         return found.rounded(grad.dtype, wide, self.factor_ndim)

@@ -139,7 +139,8 @@ def _warn_of_long_steps(
     factors = [shares[i] for i in places.real if manifold_of(places.values[i]).constrained]
     if any(isinstance(x, Tracer) for x in (rate, *factors)):
         return
-    longest = float(rate) * max([0.0, *(float(np.max(x, initial=0)) for x in factors)])
+    # Inside `jax.jit` a function of JAX arrays would trace them.
+    longest = float(rate) * max([0.0, *(float(np.asarray(x).max(initial=0)) for x in factors)])
     if longest > 1:
         warnings.warn(
             f"a learning rate of {longest:g}, budgets included, turns constrained weights by more"

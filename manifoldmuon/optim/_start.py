@@ -111,8 +111,9 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
     inner = optax.with_extra_args_support(tx)
 
     def init_fn(params: Any) -> StartOnState:
-        abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))
-        points = params if abstract else nearest_points(geometry, params)
+        leaves = jax.tree.leaves(params)
+        known = leaves and not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
+        points = nearest_points(geometry, params) if known else params
         with unchecked_values():
             return StartOnState(jnp.zeros((), jnp.int32), inner.init(points))
 

@@ -114,7 +114,9 @@ def test_layouts_match_rearrangements(layout):
     assert entry.layout.inner_shape(shape) == inner_shape
     vector = np.random.default_rng(1).normal(size=shape).astype(np.float32)
     geometry: Any = {"w": entry}
-    steepest, retract = optim.scale_by_steepest(geometry), optim.retract(geometry)
+    # The distance of a `Probe` is none.
+    steepest = optim.scale_by_steepest(geometry)
+    retract = optim.start_anywhere(optim.retract(geometry))
 
     @jax.jit
     def compare(vector):

@@ -83,7 +83,10 @@ SETS = {
     "band": (SpectralBand(0.9, 1.1), (3, 5)),
     "spectral sphere": (SpectralSphere(FanRatio()), (5, 3)),
 }
-SPACES = {name: manifold for name, (manifold, _) in SETS.items()}
+SPACES = {
+    name: manifold.stacked(max(len(shape) - manifold.ndim, 0))
+    for name, (manifold, shape) in SETS.items()
+}
 SHAPES = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, (_, shape) in SETS.items()}
 NEAR = ask(lambda key: optim.init_tree(SPACES, key, SHAPES), jax.random.key(0))
 COMPILED_INIT = jax.jit(optim.retract(SPACES).init)

@@ -10,7 +10,7 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import contrib, optim
+from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
@@ -197,7 +197,7 @@ OPTIMIZERS = {
     "adamh": optim.adamh(0.02, FIXED),
     "riemannian_sgd": optim.riemannian_sgd(0.02, POLAR, momentum=0.9),
     "riemannian_adam": optim.riemannian_adam(0.02, POLAR),
-    "optax_muon": contrib.optax_muon(
+    "optax_muon": optim.optax_muon(
         0.02,
         muon_weight_dimension_numbers=lambda tree: jax.tree.map(
             lambda _: optax.contrib.MuonDimensionNumbers(-2, -1), tree

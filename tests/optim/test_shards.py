@@ -171,13 +171,17 @@ STACKS = {
 }
 
 
+def muon_of(lead: tuple[int, ...]) -> Any:
+    return optim.muon(0.02, Euclidean(RMSToRMS()).stacked(len(lead)))
+
+
 @pytest.mark.parametrize("name", STACKS)
 def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
     sizes, types, lead, spec, eighths = STACKS[name]
     mesh = jax.make_mesh(sizes, ("x", "y")[: len(sizes)], types)
     shapes = {"q": (WIDTH, WIDTH), "up": (4 * WIDTH, WIDTH)}
     leaves = {f"{k}{i}": s for k, s in shapes.items() for i in range(1 if lead else 8)}
-    rng, tx = np.random.default_rng(0), OPTIMIZERS["muon"]
+    rng, tx = np.random.default_rng(0), muon_of(lead)
     drawn = {k: rng.standard_normal((*lead, *s), np.float32) for k, s in leaves.items()}
     params = jax.tree.map(jnp.asarray, drawn)
     wanted = jax.jit(step_of(tx))(params, tx.init(params), params)[0]
@@ -197,7 +201,7 @@ def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
 )
 def test_explicit_axes_can_wrap_only_the_update(lead, spec, eighths, capfd):
     """As in `docs/scale.md`: only the update sees explicit axes."""
-    mesh, tx = jax.make_mesh((4, 2), ("x", "y"), (AUTO, AUTO)), OPTIMIZERS["muon"]
+    mesh, tx = jax.make_mesh((4, 2), ("x", "y"), (AUTO, AUTO)), muon_of(lead)
     rng, leaves = np.random.default_rng(0), range(1 if lead else 8)
     drawn = {f"w{i}": rng.standard_normal((*lead, 64, 32), np.float32) for i in leaves}
     params = jax.device_put(drawn, NamedSharding(mesh, PartitionSpec(*spec)))

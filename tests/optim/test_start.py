@@ -13,7 +13,7 @@ from tests.optim.training import drawn, train
 
 SHAPES = {"a": (3, 8, 4), "rows": (6, 4), "sphere": (5,), "free": (4,), "rest": (3,)}
 GEOMETRY = {
-    "a": Stiefel(2.0),
+    "a": Stiefel(2.0).stacked(),
     "rows": EmbeddingRows().transposed(),
     "sphere": Hypersphere(),
     "free": Euclidean(),
@@ -92,12 +92,13 @@ def test_sharded_start_keeps_shardings(kind):
     far = jax.device_put(
         np.asarray(drawn(6, (8, 16, 8)), np.float32), NamedSharding(mesh, PartitionSpec("x"))
     )
-    tx = optim.start_on(optim.riemannian_sgd(0.1, Stiefel()), Stiefel())
+    geometry = Stiefel().stacked()
+    tx = optim.start_on(optim.riemannian_sgd(0.1, geometry), geometry)
     with jax.set_mesh(mesh):
         state = jax.jit(tx.init)(far)
         updates, _ = jax.jit(tx.update)(jnp.cos(far), state, far)
     assert updates.sharding.is_equivalent_to(far.sharding, 3)
-    assert optim.monitor_distance(Stiefel(), jax.device_get(far + updates))[""] < 1e-5
+    assert optim.monitor_distance(geometry, jax.device_get(far + updates))[""] < 1e-5
 
 
 def test_chain_and_check_chain_accept_start():
