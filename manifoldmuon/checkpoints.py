@@ -46,6 +46,7 @@ STATE_LAYOUT = 4
 
 _NO_LOCKS = errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP
 _RACES = errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY  # files that another process moved
+_TOGETHER = "every process has to call save, with the same step"
 _NARROW = jnp.bool_, jnp.int4, jnp.uint4  # dtypes that are hashed as int8
 
 
@@ -122,6 +123,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     ) -> bool:
         """Save a step, whole or not at all, and return whether the options chose it.
 
+        In a job of several processes all of them call it, with the same step.
+
         Args:
           step: number of the step, larger than all in the folder.
           tree: all that training needs to resume: parameters, state, random keys, in any registered
@@ -130,8 +133,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
           extra: other data, as JSON, such as the position in the data set.
 
         Raises:
-          CheckpointError: the folder holds this step or a later step, another process saves into
-            it, or this save (or an earlier asynchronous save) failed. Earlier steps are unchanged.
+          CheckpointError: the folder holds this step or a later step, another job saves into it,
+            the processes of this job save different steps, or this save (or an earlier asynchronous
+            save) failed. Earlier steps are unchanged.
           TypeError: a leaf is neither array nor number, or narrower than 4 bits; `extra` is
             not JSON; a field of a manifold is not data, such as a lambda.
           ValueError: two leaves have the same path, or the tree has no node or no leaf.
@@ -139,6 +143,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         self._check_newer(step)
         if not self.manager.should_save(step):
             return False
+        self._check_together(step)
         structure = jax.tree.structure(tree, is_leaf=lambda node: node is None)
         if jax.tree_util.treedef_is_leaf(structure) or structure.num_leaves == 0:
             got = "a single leaf" if structure.num_leaves else "no leaf"
@@ -246,6 +251,19 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                 " that one and resume from there, or choose another folder"
             )
 
+    def _check_together(self, step: int) -> None:
+        """Check that all processes save this step: in the collectives below they would hang."""
+        if jax.process_count() == 1:
+            return
+        with self._in_one_line(f"cannot hold step {step}"):
+            words = multihost_utils.process_allgather(np.array([step], np.int64).view(np.int32))
+            steps = np.ascontiguousarray(words).view(np.int64).ravel().tolist()
+        if len(set(steps)) > 1:
+            raise CheckpointError(
+                f"{self._directory} cannot hold step {step} (the processes save the steps {steps}):"
+                f" nothing that it holds has changed; {_TOGETHER}"
+            )
+
     def _checked(self, step: int | None, read: Callable[[int], Any]) -> Any:
         """Read a step; if it is damaged, raise an error that names the newest intact step."""
         self.wait()
@@ -334,6 +352,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             if code == errno.EWOULDBLOCK or (raced and not self._locked):
                 reason = "another process is saving into this folder"
                 hint = "let one process save, and close its Checkpoints, or choose another folder"
+            elif isinstance(error, jax.errors.JaxRuntimeError) and jax.process_count() > 1:
+                hint = f"{_TOGETHER}; if all do, see the messages of the others"
             raise CheckpointError(
                 f"{self._directory} {what} ({reason}): nothing that it holds has changed; {hint}"
             ) from error

@@ -258,6 +258,45 @@ def test_two_jax_processes_save_together(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {".lock", "2"}
 
 
+APART = (
+    JOINED
+    + """
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+
+everywhere = NamedSharding(jax.make_mesh((4,), ("x",), (AxisType.Auto,)), PartitionSpec())
+x = jax.make_array_from_callback((3,), everywhere, lambda index: np.ones(3, np.float32)[index])
+
+def refusal(step):
+    try:
+        saved.save(step, {"x": x})
+    except CheckpointError as error:
+        return str(error)
+
+saved = Checkpoints(sys.argv[4])
+saved.save(1, {"x": x})
+saved.wait()
+refusals = [refusal(2 + rank)]
+if rank == 0:
+    refusals.append(refusal(4))  # the other process has gone
+print(json.dumps(refusals), flush=True)
+os._exit(0)  # without waiting for each other
+"""
+)
+
+
+@pytest.mark.slow
+def test_processes_that_save_apart_raise(tmp_path):
+    (apart, alone), (other,) = run_processes(2, APART, str(tmp_path))
+    hint = "nothing that it holds has changed; every process has to call save, with the same step"
+    for step, line in ((2, apart), (3, other)):
+        reason = "(the processes save the steps [2, 3])"
+        assert line == f"{tmp_path} cannot hold step {step} {reason}: {hint}"
+    assert alone.startswith(f"{tmp_path} cannot hold step 4 (")
+    assert alone.endswith(f"): {hint}; if all do, see the messages of the others")
+    assert {path.name for path in tmp_path.iterdir()} == {".lock", "1"}
+
+
 def damage(folder, step, how):
     """Damage the largest array file of a step."""
     files = [path for path in (folder / str(step) / "tree").rglob("*") if path.is_file()]

@@ -4,6 +4,8 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -53,28 +55,34 @@ json.dump({k: float(x.addressable_data(0)) for k, x in found.items()}, sys.stdou
 )
 
 
-def run(count: int, code: str = CODE, *arguments: str) -> list[dict[str, float]]:
-    """Run `code` in `count` processes and return their outputs; `code` begins with `JOINED`."""
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return free.getsockname()[1]
+
+
+def outputs(commands: Sequence[Sequence[str]], **options: Any) -> list[str]:
+    """Run commands at the same time, with options of `subprocess`; return what each prints."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(rank), str(count), str(port), *arguments], **pipes
-        )
-        for rank in range(count)
-    ]
-    answers = []
+    started = [subprocess.Popen(command, **pipes, **options) for command in commands]
+    printed = []
     try:
         for process in started:
             out, error = process.communicate(timeout=120)
             assert process.returncode == 0, error[-2000:]
-            answers.append(json.loads(out.splitlines()[-1]))  # Gloo prints before
+            printed.append(out)
     finally:
         for process in started:
             process.kill()
-    return answers
+    return printed
+
+
+def run(count: int, code: str = CODE, *arguments: str) -> list[Any]:
+    """Run `code` in `count` processes and return their outputs; `code` begins with `JOINED`."""
+    port = str(free_port())
+    python = [sys.executable, "-c", code]
+    commands = [[*python, str(rank), str(count), port, *arguments] for rank in range(count)]
+    return [json.loads(out.splitlines()[-1]) for out in outputs(commands)]  # Gloo prints before
 
 
 @pytest.mark.slow

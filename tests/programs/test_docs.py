@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import os
 import re
 import runpy
 import subprocess
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 
 from docs import coverage, excerpts, links, references, thumbnails
 from studies import STUDIES, claims
+from tests.optim.test_processes import free_port, outputs
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
@@ -296,6 +298,28 @@ def test_inference_runs_in_a_new_process(tmp_path):
         command = [sys.executable, "-W", "error", "-c", code]
         out = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT).stdout
         assert _agree(out, shown, 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [1, 2])
+def test_program_of_several_processes_prints_what_page_shows(count, tmp_path):
+    text = (ROOT / "docs" / "several-processes.md").read_text(encoding="utf-8")
+    (program,) = _PROGRAM.finditer(text)
+    (tmp_path / "train.py").write_text(program["code"], encoding="utf-8")
+    address = f"COORDINATOR=127.0.0.1:{free_port()}"
+    commands = [
+        ["env", address, f"PROCESSES={count}", f"PROCESS={process}", sys.executable, "train.py"]
+        for process in range(count)
+    ]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    variables = os.environ | {"PYTHONPATH": paths, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""}
+    first, *others = (
+        "\n".join(re.findall(r"^step.*", out, re.MULTILINE))  # Gloo prints, too
+        for out in outputs(commands, cwd=tmp_path, env=variables)
+    )
+    assert _agree(first, program["shown"], 5)
+    assert others == [""] * (count - 1)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {".lock", "10", "20"}
 
 
 def _agree(printed: str, shown: str, percent: int) -> bool:
