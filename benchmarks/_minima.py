@@ -181,7 +181,7 @@ def excesses(
     """
     manifold, first, make = descent
     names, data, least, sizes, start = _problems(manifold.low, manifold.high, seed, starts)
-    tx = make(manifold, optax.exponential_decay(first, steps, last / first))
+    tx = make(manifold.stacked(), optax.exponential_decay(first, steps, last / first))
     single = {key: jnp.asarray(x, jnp.float32) for key, x in data.items()}
 
     @jax.jit

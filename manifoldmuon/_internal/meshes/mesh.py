@@ -73,7 +73,9 @@ def placed_like(x: jax.Array, like: Any) -> jax.Array:
         # Always selects `x`; `like` tells the program its devices if no argument is on the mesh.
         return jax.lax.select(True, jax.sharding.reshard(x, jax.typeof(like).sharding), like)
     sharding = getattr(like, "sharding", None)  # NumPy arrays have none, abstract ones may
-    return x if sharding is None else jax.device_put(x, sharding)
+    if sharding is None or getattr(x, "sharding", None) == sharding:
+        return x  # uncommitted to a device, it stays so
+    return jax.device_put(x, sharding)
 
 
 def whole_along(x: Any, axis: int) -> Any:
