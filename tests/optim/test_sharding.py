@@ -229,7 +229,7 @@ def test_steps_keep_sharding_and_compile_once(kind, case, name):
     drawn = [np.linalg.qr(rng.standard_normal((*lead, 16, 8)))[0] for _ in range(count)]
     place = NamedSharding(mesh, PartitionSpec(*spec))
     params = {f"w{i}": jax.device_put(np.float32(x), place) for i, x in enumerate(drawn)}
-    step = jax.jit(lambda *args: tx.update(*args))  # a cache of its own
+    step: Any = jax.jit(lambda *args: tx.update(*args))  # a cache of its own
     with jax.set_mesh(mesh):
         state = tx.init(params)
         start = jax.tree.map(lambda x: (x.sharding, x.ndim), state)

@@ -33,7 +33,8 @@ def shard_alike(tree: Any, like: Any) -> Any:
 
 
 def _lower(context: mlir.LoweringRuleContext, x: Any, like: Any) -> list[Any]:
-    if jax.config.jax_use_shardy_partitioner:
+    config: Any = jax.config
+    if config.jax_use_shardy_partitioner:
         group = context.module_context.new_channel()  # a fresh number in this program
         for value in (x, like):
             sdy.sharding_group(value, group)
