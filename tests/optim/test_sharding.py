@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
@@ -187,12 +187,22 @@ KEPT = {
     "leaves, FSDP": ((4,), (), ("data",)),
     "leaves, two axes": ((2, 2), (), ("data", "fsdp")),
 }
-POLAR, FIXED = Stiefel(solver=ProjectedPolar()), Hypersphere(ndim=2)
+
+
+def copies_of(manifold: Manifold) -> Any:
+    """Return a geometry that declares all leading axes as copies."""
+    return lambda _, leaf: manifold.stacked(len(leaf.shape) - 2)
+
+
+WARM = copies_of(Stiefel(solver=DualAscent(steps=2)))
+POLAR, FIXED = copies_of(Stiefel(solver=ProjectedPolar())), copies_of(Hypersphere(ndim=2))
 OPTIMIZERS = {
-    "muon": optim.muon(0.02, Euclidean(RMSToRMS())),
-    "manifold_muon": optim.manifold_muon(0.02, Stiefel()),
+    "muon": optim.muon(0.02, copies_of(Euclidean(RMSToRMS()))),
+    "manifold_muon": optim.manifold_muon(0.02, copies_of(Stiefel())),
     "manifold_muon, polar": optim.manifold_muon(0.02, POLAR),
-    "manifold_muon, warm": optim.manifold_muon(0.02, Stiefel(solver=DualAscent(steps=2))),
+    "manifold_muon, warm": optim.manifold_muon(
+        0.02, copies_of(Stiefel(solver=DualAscent(steps=2)))
+    ),
     "muonh": optim.muonh(0.02, FIXED),
     "adamh": optim.adamh(0.02, FIXED),
     "riemannian_sgd": optim.riemannian_sgd(0.02, POLAR, momentum=0.9),
