@@ -222,6 +222,7 @@ panel.invert_yaxis()
 # The optimizer needs no change: its state follows the parameters.
 #
 # * [Speed and devices](../transformations.md#speed-and-devices): what travels between devices.
+# * [Several processes](../several-processes.md): the same over several hosts.
 # * [Checkpoints](../checkpoints.md): what is saved, and what is refused.
 # * [Scale](../scale.md): the same up to 64 billion parameters, compiled for slices of TPUs.
 # * [Known limits](../known-limits.md): a deadlock of some jaxlib versions on CPUs.
