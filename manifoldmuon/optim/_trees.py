@@ -59,7 +59,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
     projected = nearest_points(geometry, params)
     if not is_traced(params):
         places = find_manifolds(geometry, params, rest=True, cut=False)
-        _warn_of_new_norms("project_tree", places, params, projected)
+        _warn_of_new_norms(places, params, projected)
     return projected
 
 
@@ -80,7 +80,7 @@ def nearest_points(geometry: Geometry, params: Any) -> Any:
     return places.fill(projected, {place: whole[place] for place in places.rest})
 
 
-def _warn_of_new_norms(name: str, places: Places, before: Any, after: Any) -> None:
+def _warn_of_new_norms(places: Places, before: Any, after: Any) -> None:
     """Warn if weights on spheres of the default radius change their norms by a factor of two."""
     trees, factors = (places.leaves(before), places.leaves(after)), []
     for i in places.real:
@@ -92,7 +92,7 @@ def _warn_of_new_norms(name: str, places: Places, before: Any, after: Any) -> No
                 factors.append(f"{places.paths[i]!r} (times {new / old if old else math.inf:.2g})")
     if factors:
         warnings.warn(
-            f"{name}: spheres of radius 1 change the norms of {', '.join(factors)}. An average of"
+            f"project_tree: spheres of radius 1 change the norms of {', '.join(factors)}. An average of"
             " weights that keep their norms (muonh, adamh, hyperball) takes optim.match_norms in"
             " place of project_tree; for another radius write Hypersphere(radius).",
             stacklevel=3,
@@ -271,10 +271,7 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
         place: _random_like(places.values[place], key, places.paths[place], leaves[place])
         for place in places.real
     }
-    drawn = places.fill(params, points)
-    if not is_traced((key, params)):
-        _warn_of_new_norms("init_tree", places, params, drawn)
-    return drawn
+    return places.fill(params, points)
 
 
 def _random_like(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:

@@ -144,6 +144,7 @@ TREE_FUNCTIONS = {
 
 
 @eight_devices
+@pytest.mark.filterwarnings("ignore:project_tree. spheres of radius 1:UserWarning")
 @pytest.mark.parametrize(
     ("mesh_name", "where"),
     [("explicit", "outside"), ("explicit", "inside"), ("automatic", "inside, mesh set")],
