@@ -92,9 +92,10 @@ def _warn_of_new_norms(places: Places, before: Any, after: Any) -> None:
                 factors.append(f"{places.paths[i]!r} (times {new / old if old else math.inf:.2g})")
     if factors:
         warnings.warn(
-            f"project_tree: spheres of radius 1 change the norms of {', '.join(factors)}. An average of"
-            " weights that keep their norms (muonh, adamh, hyperball) takes optim.match_norms in"
-            " place of project_tree; for another radius write Hypersphere(radius).",
+            f"project_tree: spheres of radius 1 change the norms of {', '.join(factors)}. An"
+            " average of weights that keep their norms (muonh, adamh, hyperball) takes"
+            " optim.match_norms in place of project_tree; for another radius write"
+            " Hypersphere(radius).",
             stacklevel=3,
         )
 
