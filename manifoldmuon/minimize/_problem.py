@@ -105,7 +105,7 @@ class Stop(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """Where a run stands, in units in which no square overflows and no cost is too small.
+    """State of a run, in units in which no square overflows and no cost is too small.
 
     Attributes:
       scale: a power of two; cost and gradient are multiplied by it. 0 before the first gradient.

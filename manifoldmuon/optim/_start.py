@@ -233,10 +233,10 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
 def _raise_if_far(paths: list[str], *numbers: Any) -> None:
     """Raise for distances above 0.1; `numbers` are the distances, then whether all is zero."""
     sizes = {path: float(x) for path, x in zip(paths, numbers, strict=False)}
-    zeros = [path for path, x in zip(paths, numbers[len(paths) :], strict=True) if x]
     far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if x > _FAR]
     if far:
-        zeros = [path for path in zeros if sizes[path] > _FAR][:_SHOWN]
+        is_zero = zip(paths, numbers[len(paths) :], strict=True)
+        zeros = [path for path, x in is_zero if x and sizes[path] > _FAR][:_SHOWN]
         hint = (
             f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
             " model computes. For a factor of an adapter that starts at zero, let it be free and"
