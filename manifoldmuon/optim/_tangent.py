@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
-from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
-from manifoldmuon._internal.matrices.rounding import noise_share
-from manifoldmuon._internal.trees.transformations import transformation
-from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained
-from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._transformation import transformation
+from manifoldmuon.optim.rules import tangent
 
 
 @checked()
@@ -41,31 +35,4 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
       >>> tx = chain(optax.scale_by_lion(), project_tangent(g), optax.scale(-1e-3), retract(g))
     """
 
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        updates, _ = map_leaves(
-            _project, geometry, updates, params, name="project_tangent", select=constrained
-        )
-        return updates, state
-
-    return transformation(update_fn)
-
-
-def _project(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-    part, exponent = tangent_part(manifold, point, update)
-    return times_power_of_two(part, exponent, manifold.ndim).astype(point.dtype)
-
-
-def tangent_part(
-    manifold: Manifold, point: jax.Array, update: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Return the tangent part, scaled to moderate size, and the exponent of 2 of each point.
-
-    A tangent part that is only rounding error in the dtype of the point is set to zero.
-    """
-    vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
-    # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
-    tangent = -manifold.project_tangent(point, -vector)
-    part, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (tangent, vector))
-    noise = part <= noise_share(point.dtype, vector.dtype) * whole
-    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, tangent), exponent
+    return transformation(tangent, geometry, name="project_tangent", select=constrained)

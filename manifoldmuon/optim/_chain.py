@@ -1,0 +1,170 @@
+"""Chains: transformations in order, and what must come last."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from manifoldmuon._internal.arguments import one_of
+from manifoldmuon._internal.compiling import compiler_options
+from manifoldmuon._internal.trees.transformations import Terminal, Transformation
+from manifoldmuon.optim._arguments import checked
+from manifoldmuon.optim._geometry import Geometry, refuse_keys
+from manifoldmuon.optim._monitor import monitor_distance
+from manifoldmuon.optim._plan import plan
+from manifoldmuon.optim._trees import init_tree
+
+
+@checked()
+def chain(*transformations: optax.GradientTransformation) -> Transformation:
+    """Return `optax.chain` of the transformations, and refuse transformations after `retract`.
+
+    Also after one inside `hybrid` (the option `rest`). After one inside `optax.partition` or
+    `optax.masked` it refuses nothing: `check_chain` finds transformations that change the
+    retracted parameters.
+
+    Args:
+      *transformations: gradient transformations, applied in order.
+
+    Returns:
+      The result of `optax.chain`. If it ends in a `retract` (or another transformation that must
+      come last, such as `descend`), it must come last, too.
+
+    Raises:
+      TypeError: a transformation is not a gradient transformation.
+      ValueError: a transformation follows a `retract` or another transformation that must be last.
+
+    Examples:
+      >>> g = mm.manifolds.Stiefel()
+      >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))
+    """
+    count = len(transformations)
+    for i, part in enumerate(transformations):
+        one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", part)
+        if isinstance(part, Terminal) and i < count - 1:
+            raise ValueError(
+                f"chain: transformation {i} of {count} is a retract, but it must be last: whatever"
+                " changes its updates takes the parameters off the manifold. Move what follows"
+                " (learning rate, budgets, weight decay, clipping) in front of it; the page"
+                " 'Transformations' has the order of a chain."
+            )
+    ends = any(isinstance(part, Terminal) for part in transformations[-1:])
+    return (Terminal if ends else Transformation)(*optax.chain(*transformations))
+
+
+@checked()
+def check_chain(
+    tx: optax.GradientTransformation,
+    geometry: Geometry,
+    params: Any,
+    *,
+    steps: int = 3,
+    tolerance: float | None = None,
+    value_fn: Callable[[Any], Any] | None = None,
+    **extra_args: Any,
+) -> None:
+    """Check, by taking steps, that a transformation keeps parameters on their manifolds.
+
+    It examines the resulting parameters, so it detects a `retract` that is missing or not last in
+    any transformation. Call it once before training, with the largest learning rate: the distance
+    from the manifold grows with the step (about 0.3 lr for a learning rate after `retract`,
+    lr^2 / 2 for a missing `retract`), and below the tolerance it goes unnoticed.
+
+    * For `optax.MultiSteps`, pass the inner transformation.
+    * For a schedule that starts at zero, pass its plateau.
+    * For optimizers that grow their learning rate from a tiny value (`optax.contrib.mechanize`),
+      pass `value_fn` and a few hundred `steps`.
+
+    Args:
+      tx: any gradient transformation; its `init` and `update` are compiled.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
+      params: parameters or `jax.ShapeDtypeStruct`; only structure, shapes and dtypes matter.
+      steps: number of updates to apply, from random points. An odd number: on a sphere, updates
+        doubled after `retract` lead off the set and back.
+      tolerance: the largest allowed `Manifold.distance`; by default 16 eps sqrt(d) for the
+        leaf's dtype and its longest axis d.
+      value_fn: loss as a function of the parameters, for transformations that need it, such as
+        line searches. Its gradients replace the random gradients, and `update` also gets `value`,
+        `grad` and `value_fn`.
+      **extra_args: further arguments of `update`, such as `max_logits=...`.
+
+    Raises:
+      ValueError: parameters left their manifold (the message names them), updates climb (checked
+        without `value_fn`), or no parameter moved, so that nothing was checked.
+
+    Examples:
+      >>> sphere = mm.manifolds.Hypersphere()
+      >>> check_chain(manifold_muon(0.1, sphere), sphere, jnp.ones(3))
+    """
+    # Shapes only: the arrays may be on a mesh.
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
+    found = plan(geometry, shapes, rest=True)
+    refuse_keys(found, shapes)
+
+    jit = functools.partial(jax.jit, compiler_options=compiler_options(shapes, steps))
+
+    @jit
+    def draw():
+        leaves = found.leaves(shapes)
+        ones = {i: jnp.ones(leaves[i].shape, leaves[i].dtype) for i in found.rest}
+        points = init_tree(geometry, jax.random.key(0), found.fill(shapes, ones))
+        return points, tx.init(points)
+
+    update = optax.with_extra_args_support(tx).update
+
+    @jit
+    def step(grads, params, state):
+        loss = {}
+        if value_fn is not None:
+            value, grads = jax.value_and_grad(value_fn)(params)
+            loss = {"value": value, "grad": grads, "value_fn": value_fn}
+        updates, state = update(grads, state, params, **(loss | extra_args))
+        return optax.apply_updates(params, updates), state
+
+    start, state = draw()
+    moving, rng = start, np.random.default_rng(1)  # NumPy: JAX would compile its own
+    total = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+    for _ in range(steps):
+        grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
+        moving, state = step(grads, moving, state)
+        total = jax.tree.map(np.add, total, grads)
+    before, leaves = found.leaves(start), found.leaves(moving)
+    if all(np.array_equal(before[i], leaves[i]) for i in found.real):
+        raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
+    left = {}
+    distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
+    for weight in found.weights:
+        path, leaf = weight.path, weight.of(leaves[weight.index])
+        allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
+        allowed = allowed if tolerance is None else tolerance
+        if not distances[path] <= allowed:  # NaN must fail
+            left[path] = float(distances[path])
+    if left:
+        raise ValueError(
+            f"after {steps} steps these parameters have left their manifold, at distance {left}."
+            " `retract` must be there and last: nothing may change updates after it; the"
+            " page 'Transformations' says it of each wrapper of Optax."
+        )
+    if value_fn is None and _cosine(start, moving, total) > 0.1:
+        raise ValueError(
+            "check_chain: updates climb: they lie along the gradients. A learning rate turns an"
+            " ascending direction around once: optax.scale_by_learning_rate(rate) or"
+            " optax.scale(-rate), and none behind an optimizer that has its own."
+        )
+
+
+def _cosine(before: Any, after: Any, grads: Any) -> float:
+    """Return the cosine between movement and summed gradients, over all leaves."""
+
+    def vector(tree: Any) -> np.ndarray:
+        return np.concatenate([np.ravel(x).astype(np.float64) for x in jax.tree.leaves(tree)])
+
+    step, grad = vector(after) - vector(before), vector(grads)
+    size = np.linalg.norm(step) * np.linalg.norm(grad)
+    return float(step @ grad / size) if size > 0 else 0.0
