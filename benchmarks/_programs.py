@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 
-from benchmarks._passes import PASSES
+from tests.oracles.passes import PASSES
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(

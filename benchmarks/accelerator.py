@@ -20,7 +20,6 @@ import optax
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table, timed
-from benchmarks._passes import multiplications
 from benchmarks.first_step import transformation
 from benchmarks.solvers import accuracy
 from benchmarks.steps import MUON, measure, tree
@@ -28,6 +27,7 @@ from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from studies.display import markdown_table
 from studies.program import parse
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
+from tests.oracles.passes import multiplications
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 PRESETS = ("ProjectedPolar()", "ClosedForm()")

@@ -19,11 +19,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from tqdm import tqdm
 
-from benchmarks._bounds import attack_network, drifted
-from benchmarks._gradients import GRADIENT_FAMILIES, gradient_sequence
 from benchmarks._harness import command
-from benchmarks._minima import MISS, REACH, check_minimum, excesses
-from benchmarks._sets import clear_of_edges, most, normal_at, size_of, unit_of
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
 from manifoldmuon.contrib import Isospectral
@@ -43,6 +39,10 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
 from manifoldmuon.norms import FanRatio, Frobenius, MaxAbs, MaxRowNorm, Spectral
 from studies.program import parse, save
+from tests.oracles.bounds import attack_network, drifted
+from tests.oracles.gradients import GRADIENT_FAMILIES, gradient_sequence
+from tests.oracles.minima import MISS, REACH, check_minimum, excesses
+from tests.oracles.sets import clear_of_edges, most, normal_at, size_of, unit_of
 
 MATRICES = {
     "Stiefel": Stiefel(),

@@ -8,10 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from benchmarks import _minima as minima
 from benchmarks import reliability
-from benchmarks._gradients import GRADIENT_FAMILIES
-from benchmarks._sets import most, normal_at
 from benchmarks.reliability import SCALES, SEEDS, Case
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -22,6 +19,9 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import DouglasRachford
 from manifoldmuon.norms import Spectral
+from tests.oracles import minima
+from tests.oracles.gradients import GRADIENT_FAMILIES
+from tests.oracles.sets import most, normal_at
 
 NETWORKS = (1, 10, 14)  # seeds of `random_network`, among the faster networks
 few = settings(

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._passes import multiplications
 from manifoldmuon.linalg import (
     CUBIC,
     DEFAULT_MSIGN,
@@ -20,6 +19,7 @@ from manifoldmuon.linalg import (
     msign,
 )
 from tests.linalg.instances import conditioned
+from tests.oracles.passes import multiplications
 
 SCHEDULES = {
     "cubic": CUBIC.with_steps(12),
