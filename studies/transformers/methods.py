@@ -191,23 +191,20 @@ def branch_factor(program: str, size: Size, factor: Any) -> Any:
     return factor * (size.branch_scale() if program in SETS else 1.0)
 
 
-def optimizer(
-    program: str, knobs: Knobs, schedule: Any, trace: Any = optax.trace
-) -> optax.GradientTransformation:
+def optimizer(program: str, knobs: Knobs, schedule: Any) -> optax.GradientTransformation:
     """Return the optimizer of the hidden matrices.
 
     Args:
       program: a name in `PROGRAMS`.
       knobs: the hyperparameters.
       schedule: maps a step to a fraction of the peak rate.
-      trace: creates the momentum transformation, with the arguments of `optax.trace`.
     """
 
     def rate(step: Any) -> Any:
         return knobs.rate * schedule(step)
 
     flat, sphere = Euclidean(RMSToRMS(TRAINING_MSIGN)).stacked(), Hypersphere(ndim=2).stacked()
-    momentum = trace(knobs.momentum, nesterov=True)
+    momentum = optax.trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
     steps = chain(momentum, scale_by_steepest(flat, track_gap=False))
     even = optax.chain(momentum, _even_directions())

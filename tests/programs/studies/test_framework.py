@@ -371,9 +371,6 @@ RetractionLaboratory(rates=(0.1, -1.0))  # rates must be positive
 RetractionLaboratory(seeds=())  # at least one seed
 RetractionLaboratory(retractions=("polar",))  # none of the retractions fits hypersphere; there are
 RetractionLaboratory(manifolds=("rows",), retractions=("none", "QR"))  # QR fits none of
-TorchLayers(methods=("geoopt",))  # needs 'manifold Muon'
-TorchLayers(seeds=(0, 1))  # seeds other than 0
-TorchLayers(steps=1)  # two steps
 Transformers(tries=0)  # at least 1
 Transformers(later_tries=-1)  # at least 0
 Transformers(widths=(33,))  # multiples of 32
