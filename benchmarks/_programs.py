@@ -108,7 +108,7 @@ def read(text: str, taken: Callable[..., Work] = min) -> Work:
     """
     computations, entry = _parse(text)
     if entry is None:
-        raise ValueError("this is not the text of a compiled program: it has no ENTRY")
+        raise ValueError("the text has no ENTRY; pass the text of a compiled program")
     return _work(computations, entry, taken)
 
 

@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--stack", type=int, nargs=3, default=(24, 1024, 4096), metavar="N")
     p.add_argument("--gpts", type=int, nargs="+", default=(256, 768), metavar="WIDTH",
                    help="width of each GPT")  # fmt: skip
-    p.add_argument("--cpu", action="store_true", help="on a CPU, too: to try the command")
+    p.add_argument("--cpu", action="store_true", help="run on a CPU, too, to try the command")
     options = parse(p, argv, beside=(".md",))
     if jax.default_backend() == "cpu" and not options.cpu:
         print("accelerator: skipped, JAX finds a CPU only; --cpu tries the command there")

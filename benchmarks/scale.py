@@ -295,11 +295,11 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p = command("scale", __doc__)
     p.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
-                   help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
+                   help=f"rows to compile: {', '.join(ROWS)} (default: all)")  # fmt: skip
     p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8", "1B-8"], metavar="ROW",
-                   help="at full effort too, in float32 (default: 0.1B-8 1B-8)")  # fmt: skip
+                   help="rows to compile at full effort, too (default: 0.1B-8 1B-8)")  # fmt: skip
     p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=["70B-256"], metavar="ROW",
-                   help="in bfloat16, too (default: 70B-256)")  # fmt: skip
+                   help="rows to compile in bfloat16, too (default: 70B-256)")  # fmt: skip
     p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     given = parse(p, argv, resumes=True)
     if importlib.util.find_spec("libtpu") is None:

@@ -128,9 +128,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p, names = command("sets", __doc__, rounds=9), list(weight_spaces())
     p.add_argument("--trees", type=int, nargs="+", default=(0,), metavar="I",
-                   help="which trees of the steps (default: 12 of 256)")  # fmt: skip
+                   help="indices of trees of `steps` (default: 12 of 256)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=names, choices=names, metavar="NAME",
-                   help="some of the weight spaces")  # fmt: skip
+                   help="weight spaces to time (default: all)")  # fmt: skip
     options = parse(p, argv, beside=(".md",))
     rows = [
         measure(*TREES[i], rounds=options.rounds, names=options.only, track_gap=track_gap)

@@ -151,7 +151,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p = command("steps", __doc__, rounds=9)
     p.add_argument("--trees", type=int, nargs="+", default=range(len(TREES)), metavar="I",
-                   help="which of the trees (default: all)")  # fmt: skip
+                   help="indices of the trees (default: all)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=list(optimizers()), metavar="NAME")
     options = parse(p, argv, beside=(".md",))
     candidates = {name: tx for name, tx in optimizers().items() if name in options.only}

@@ -50,9 +50,9 @@ class AutomaticDescent(Study):
     def __post_init__(self):
         counts = (self.width, self.epochs, self.batch_size, *self.depths)
         if min(*counts, self.gain, *self.learning_rates) <= 0:
-            raise ValueError("sizes, epochs, gain and learning_rates must be positive")
+            raise ValueError(f"sizes, epochs, gain and learning_rates must be positive; got {self}")
         if not self.depths or not self.learning_rates:
-            raise ValueError("there must be a depth and a learning rate")
+            raise ValueError(f"depths and learning_rates must not be empty; got {self}")
 
     def cells(self) -> Sequence[Cell]:
         methods = [AGD, *(f"adam {rate:g}" for rate in self.learning_rates)]
@@ -67,7 +67,10 @@ class AutomaticDescent(Study):
         tx = mm.optim.agd(LAYOUT, self.gain) if automatic else optax.adam(rate)
         steps = len(data.train_y) // self.batch_size
         if not steps:
-            raise ValueError(f"there are only {len(data.train_y)} training images")
+            raise ValueError(
+                f"batch_size must be at most {len(data.train_y)}, the number of training images; "
+                f"got {self.batch_size}"
+            )
         order = batches(self.seed, len(data.train_y), steps * self.epochs, self.batch_size)
         shapes = shapes_of(data.widths((self.width,) * (cell["depth"] - 1)))
         templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

@@ -58,9 +58,11 @@ class NewtonSchulzDesigner(Study):
 
     def __post_init__(self):
         if not self.bounds or not all(0 < bound < 1 for bound in self.bounds):
-            raise ValueError(f"bounds must lie between 0 and 1; got {self.bounds}")
+            raise ValueError(f"bounds must be between 0 and 1; got {self.bounds}")
         if self.size < 2 or not self.seeds:
-            raise ValueError(f"size must be 2 or more, with a seed; got {self.size}, {self.seeds}")
+            raise ValueError(
+                f"size must be 2 or more, seeds not empty; got {self.size}, {self.seeds}"
+            )
         self.schedule()
 
     def schedule(self) -> Schedule:

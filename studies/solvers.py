@@ -59,9 +59,11 @@ class SolverShootOut(Study):
 
     def __post_init__(self):
         if EXACT not in self.solvers:
-            raise ValueError(f"solvers must contain {EXACT!r}, with which all else is compared")
+            raise ValueError(f"solvers must contain {EXACT!r}, the baseline; got {self.solvers}")
         if min(self.rates, default=0) <= 0 or min(self.steps, *self.widths, 1) < 1:
-            raise ValueError("rates, widths and steps must be positive, and there must be a rate")
+            raise ValueError(
+                f"rates, widths and steps must be positive, rates not empty; got {self}"
+            )
 
     def cells(self) -> Sequence[Cell]:
         return [

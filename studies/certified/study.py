@@ -96,10 +96,10 @@ class CertifiedNetworks(Study):
     def __post_init__(self):
         if not self.networks or not self.methods:
             raise ValueError(
-                f"there must be a network and a method; got {self.networks}, {self.methods}"
+                f"networks and methods must not be empty; got {self.networks}, {self.methods}"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"there must be a seed, and seeds must differ; got {self.seeds}")
+            raise ValueError(f"seeds must be different, and not empty; got {self.seeds}")
         if self.epochs <= 0 or self.seconds < 0 or min(self.batch, self.attacked) < 1:
             raise ValueError(
                 "epochs must be positive, seconds not negative, batch and attacked at least 1; got "

@@ -189,7 +189,9 @@ class Critics(Study):
         check_rival(OURS, self.methods, self.seeds)
         least = min(*self.dims, self.width, 2 * self.steps, 2 * self.batch, 2 * len(self.octaves))
         if least < 2 or any(size % 2 for size in (*self.dims, self.width)):
-            raise ValueError(f"needs even dims and width, steps, a batch and octaves; got {self}")
+            raise ValueError(
+                f"dims and width must be even; steps, batch and octaves at least 1; got {self}"
+            )
 
     def cells(self) -> Sequence[Cell]:
         names = "dim", "method", "problem", "seed"

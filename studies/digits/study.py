@@ -60,17 +60,17 @@ class Digits(Study):
         for name in ("optimizers", "seeds"):
             given = getattr(self, name)
             if not given or len(set(given)) < len(given):
-                raise ValueError(f"{name} must hold at least one, none twice; got {given}")
+                raise ValueError(f"{name} must be different, and not empty; got {given}")
         if min(self.steps, self.batch_size, *self.widths) < 1 or self.multiplier <= 0:
-            raise ValueError("steps, batch_size, widths and multiplier must be positive")
+            raise ValueError(f"sizes, steps and multiplier must be positive; got {self}")
         rates = self.learning_rates
         if rates and (len(rates) != len(self.optimizers) or min(rates) <= 0):
             raise ValueError(
-                f"learning_rates must be positive, one for each optimizer; got {rates} for "
+                f"learning_rates must be positive, and as many as optimizers; got {rates} for "
                 f"{', '.join(self.optimizers)}"
             )
         if self.data == "digits" and self.data_dir is not None:
-            raise ValueError("data_dir is for mnist and cifar10; digits ship with scikit-learn")
+            raise ValueError(f"data_dir is for mnist and cifar10; got {self.data_dir} for digits")
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the peak rate of an optimizer: the given rate, or else the tuned rate."""
@@ -82,8 +82,8 @@ class Digits(Study):
         found = _load(self.data, self.data_dir, seed if self.data == "digits" else 0)
         if self.batch_size > len(found.train_y):
             raise ValueError(
-                f"batch_size is {self.batch_size}, and there are {len(found.train_y)} training "
-                "images"
+                f"batch_size must be at most {len(found.train_y)}, the number of training images; "
+                f"got {self.batch_size}"
             )
         return found
 

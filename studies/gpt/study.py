@@ -61,7 +61,9 @@ class CharacterGPT(Study):
         counts = (self.steps, self.batch, self.context, self.heads, self.blocks, self.sample)
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         if min(*counts, self.temperature, rate) <= 0 or not self.seeds:
-            raise ValueError("sizes, rate and temperature must be positive; there must be a seed")
+            raise ValueError(
+                f"sizes, rate and temperature must be positive, seeds not empty; got {self}"
+            )
         if self.width < 1 or self.width % (2 * self.heads):
             raise ValueError(
                 f"width must be an even multiple of the {self.heads} heads; got {self.width}"
@@ -76,7 +78,10 @@ class CharacterGPT(Study):
     def run(self, cell: Cell) -> Mapping[str, Any]:
         text = load_text(self.text, self.data_dir)
         if min(len(text.train), len(text.validation)) <= self.context:
-            raise ValueError(f"text is too short: both parts need {self.context + 1} characters")
+            raise ValueError(
+                f"each part of the text must have {self.context + 1} characters or more; got "
+                f"{len(text.train)} and {len(text.validation)}"
+            )
         measured, weights = run(self, text, cell["seed"])
         network = METHODS[self.optimizer].network(self, len(text.characters))
         prompt, key = jnp.asarray(text.validation[: self.context]), jax.random.key(cell["seed"])

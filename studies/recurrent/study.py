@@ -279,7 +279,7 @@ class Recurrent(Study):
         steps = self.solving_steps, self.reading_steps
         if any(uses < 16 or uses % 16 for uses in self.uses) or len(self.octaves) != 2:
             raise ValueError(
-                f"uses must be multiples of 16, octaves two; got {self.uses}, {self.octaves}"
+                f"uses must be multiples of 16, octaves 2 numbers; got {self.uses}, {self.octaves}"
             )
         if any(count < CHUNK or count % CHUNK for count in steps):
             raise ValueError(f"steps must be multiples of {CHUNK}; got {steps}")

@@ -57,7 +57,10 @@ class WeightErasure(Study):
 
     def __post_init__(self):
         if min(self.width, *self.widths, 8) < 8 or self.steps < 1:
-            raise ValueError("a letter needs a width of at least 8, and a run a step")
+            raise ValueError(
+                "widths must be at least 8, so that a letter fits, and steps at least 1; got "
+                f"{self.width}, {self.widths} and {self.steps}"
+            )
         for run in self.runs:
             parsed(run)
 
@@ -109,7 +112,7 @@ def parsed(run: str) -> tuple[str, float, bool]:
     known = method in ("dualized", "gradient") and (not separator or everywhere == "all")
     if known and (number := float(rate)) > 0:
         return method, number, bool(separator)
-    raise ValueError(f"{run!r} is not METHOD:RATE or METHOD:RATE:all")
+    raise ValueError(f"runs must be dualized:RATE or gradient:RATE, :all may follow; got {run!r}")
 
 
 @functools.lru_cache(maxsize=1)

@@ -58,15 +58,18 @@ class RetractionLaboratory(Study):
         if not self.rates or min(self.rates) <= 0:
             raise ValueError(f"rates must be positive; got {self.rates}")
         if not self.seeds:
-            raise ValueError("seeds must name at least one seed")
+            raise ValueError("seeds must not be empty")
         pairs = self._pairs()
         for manifold in self.manifolds:
             if not any(manifold == space for space, _ in pairs):
                 fitting = ", ".join(SPACES[manifold].retractions)
-                raise ValueError(f"none of the retractions fits {manifold}; there are {fitting}")
+                raise ValueError(
+                    f"retractions must include a retraction of {manifold} ({fitting}); got "
+                    f"{self.retractions}"
+                )
         for retraction in self.retractions:
             if not any(retraction == name for _, name in pairs):
-                raise ValueError(f"the retraction {retraction} fits none of {self.manifolds}")
+                raise ValueError(f"{retraction} is a retraction of none of {self.manifolds}")
 
     def _pairs(self) -> list[tuple[str, str]]:
         """List pairs of a manifold and a retraction, the default retraction first."""

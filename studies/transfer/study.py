@@ -141,7 +141,7 @@ class LearningRateTransfer(Study):
                 f"windows_per_step={self.windows_per_step}"
             )
         if not (self.sweeps and self.methods and self.seeds):
-            raise ValueError("there must be at least one sweep, one method and one seed")
+            raise ValueError(f"sweeps, methods and seeds must not be empty; got {self}")
         if len(set(self.seeds)) < len(self.seeds) or self.widen < 0:
             raise ValueError(
                 f"seeds must differ and widen be at least 0; got {self.seeds}, {self.widen}"

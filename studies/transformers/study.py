@@ -78,13 +78,13 @@ class Transformers(Study):
             raise ValueError(f"widths must be multiples of {HEAD}; got {self.widths}")
         if MUON not in self.methods or not set(self.wide_methods) <= set(self.methods):
             raise ValueError(
-                f"{MUON} must be among the methods, and wide_methods too; got {self.methods} and "
+                f"methods must include {MUON!r} and the wide_methods; got {self.methods} and "
                 f"{self.wide_methods}"
             )
         seeds = (*self.seeds, *self.tuning_seeds)
         if not self.seeds or not self.tuning_seeds or len(set(seeds)) < len(seeds):
             raise ValueError(
-                "there must be seeds and others that tune, none twice; got "
+                "seeds and tuning_seeds must all be different, and not empty; got "
                 f"{self.seeds} and {self.tuning_seeds}"
             )
 

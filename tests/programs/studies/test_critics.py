@@ -160,18 +160,3 @@ def test_record_has_no_proved_fraction_above_one():
         assert row["found"] <= row["proved"] * (1 + ROUNDING)
         if not METHODS[row["method"]].penalty:
             assert row["fraction"] <= 1 + ROUNDING
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"dims": (3,)}, "even"),
-        ({"width": 5}, "even"),
-        ({"steps": 0}, "steps"),
-        ({"methods": ("Björck",)}, OURS),
-        ({"seeds": (0,)}, "seeds"),
-    ],
-)
-def test_invalid_settings_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Critics(**settings)
