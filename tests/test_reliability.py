@@ -40,12 +40,14 @@ CONES = (
     "Isospectral, nearly tied",
 )
 
+SOLVERS = ("Orthogonal", "Stiefel, Resolvents()", "Stiefel, DualAscent()")
+
 
 @pytest.mark.slow_except("linear")
 @pytest.mark.parametrize(
     "names",
-    [("Stiefel", "Stiefel, ProjectedPolar()", "EmbeddingRows"), CONES],
-    ids=["linear", "cones"],
+    [("Stiefel", "Stiefel, ProjectedPolar()", "EmbeddingRows"), CONES, SOLVERS],
+    ids=["linear", "cones", "solvers"],
 )
 def test_random_directions_pass_checks(names):
     @few

@@ -120,10 +120,6 @@ def test_direction_loss_is_within_gap(kind, norm, shape):
             assert answer.gap <= 0.03
 
 
-def _solver(manifold: Manifold):
-    return jax.jit(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)))
-
-
 def test_two_warm_started_steps_track_training():
     """In a run on the sphere, warm-started gaps are of second order in the rotation per step."""
     manifold = Hypersphere(4.0, ndim=2, step_norm=EXACT, solver=LineMultiplier(steps=2))
@@ -173,27 +169,20 @@ def test_custom_tangent_constraint():
         np.testing.assert_allclose(np.sum(answer.direction, axis=0), 0, atol=1e-9)
 
 
-@pytest.mark.slow_except("0.0-fixed Frobenius", "normal-fixed rows")
+@pytest.mark.slow_except("fixed rows")
 @pytest.mark.parametrize("kind", SETS)
-@pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
-def test_zero_nan_and_normal_gradients(kind, bad):
-    """Zero gives zero with gap 0, NaN gives NaN, a normal gradient gives zero with gap 1."""
+def test_normal_gradient_has_zero_direction(kind):
+    """Its tangent part is rounding, which must not become a full step; the gap is 1."""
     manifold = SETS[kind][0](EXACT)
     rng = np.random.default_rng(3)
     point = ask(manifold.project, np.float32(3 * rng.standard_normal((4, 3))))
-    if bad == "normal":
-        grad = np.float32(rng.standard_normal((4, 3)))
-        # For sets with a boundary: a gradient that leaves the set in descent.
-        grad = grad - 100 * point if kind in ("ball", "band") else grad
-        grad = -(-grad - ask(manifold.project_tangent, point, -grad))
-    else:
-        grad = np.full((4, 3), bad, np.float32)
-    answer = jax.device_get(_solver(manifold)(point, grad))
-    if np.isnan(bad if bad != "normal" else 0):
-        assert np.all(np.isnan(answer.direction))
-    else:
-        assert np.all(answer.direction == 0)
-        assert answer.gap == (1 if bad == "normal" else 0)
+    grad = np.float32(rng.standard_normal((4, 3)))
+    # For sets with a boundary: a gradient that leaves the set in descent.
+    grad = grad - 100 * point if kind in ("ball", "band") else grad
+    grad = -(-grad - ask(manifold.project_tangent, point, -grad))
+    answer = ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+    np.testing.assert_array_equal(answer.direction, 0)
+    assert answer.gap == 1
 
 
 def test_projection_off_the_set_and_at_corners():
