@@ -36,15 +36,15 @@ class AutomaticDescent(Study):
     name: ClassVar[str] = "agd"
 
     # fmt: off
-    data: str = option("digits", "the images", choices=("digits", "mnist", "cifar10"))
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    width: int = option(64, "of the hidden layers")
-    depths: tuple[int, ...] = option((2, 4, 8, 16), "linear layers")
+    data: str = option("digits", "data set", choices=("digits", "mnist", "cifar10"))
+    data_dir: Path | None = option(None, "folder with the data", recorded=False)
+    width: int = option(64, "width of the hidden layers")
+    depths: tuple[int, ...] = option((2, 4, 8, 16), "numbers of linear layers")
     epochs: int = option(400, "passes over the training images")
     batch_size: int = option(128, "images per update")
-    learning_rates: tuple[float, ...] = option((1e-4, 3e-4, 1e-3, 3e-3), "of Adam")
-    gain: float = option(1.0, "multiplies the automatic step; 1 as published")
-    seed: int = option(0, "of the split, the weights and the batches")
+    learning_rates: tuple[float, ...] = option((1e-4, 3e-4, 1e-3, 3e-3), "learning rates of Adam")
+    gain: float = option(1.0, "factor of the automatic step; 1 as published")
+    seed: int = option(0, "seed of the split, the weights and the batches")
     # fmt: on
 
     def __post_init__(self):

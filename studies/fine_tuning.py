@@ -223,15 +223,15 @@ class FineTuning(Study):
 
     # fmt: off
     tasks: tuple[str, ...] = option(
-        ("target", "rotated"), "what is fine-tuned", choices=tuple(METRICS))
+        ("target", "rotated"), "tasks to fine-tune on", choices=tuple(METRICS))
     methods: tuple[str, ...] = option(tuple(METHODS), "adapters", choices=tuple(METHODS))
-    rank: int = option(4, "of the adapters")
-    steps: int = option(400, "of each training of a classifier, of 64 images")
-    target_steps: int = option(100, "of each training of the linear layer, of 64 inputs")
+    rank: int = option(4, "rank of the adapters")
+    steps: int = option(400, "steps of each training of a classifier, of 64 images")
+    target_steps: int = option(100, "steps of each training of the linear layer, of 64 inputs")
     hidden: tuple[int, ...] = option((64, 64), "widths of the classifier's hidden layers")
-    images: str = option("digits", "for the classifier", choices=("digits", "mnist"))
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of data, weights, factors and batches")
+    images: str = option("digits", "data set of the classifier", choices=("digits", "mnist"))
+    data_dir: Path | None = option(None, "folder with the data", recorded=False)
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds of data, weights, factors and batches")
     # fmt: on
 
     def __post_init__(self):

@@ -311,14 +311,15 @@ class Flows(Study):
 
     # fmt: off
     methods: tuple[str, ...] = option(
-        tuple(METHODS), f"of the matrices, {RIVAL!r} among them", choices=tuple(METHODS))
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "the first tunes")
-    octaves: tuple[int, ...] = option((-2, -1, 0, 1, 2), "of the rates, from a method's middle one")
-    blocks: int = option(8, "of the flow")
+        tuple(METHODS), f"methods for the matrices, {RIVAL!r} among them", choices=tuple(METHODS))
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "seeds; the first tunes")
+    octaves: tuple[int, ...] = option(
+        (-2, -1, 0, 1, 2), "rates to try, in octaves from each method's own")
+    blocks: int = option(8, "blocks of the flow")
     width: int = option(32, "hidden units of a block")
-    coefficient: float = option(0.97, "bounds the Lipschitz constant of each g")
-    steps: int = option(600, f"of a training, a multiple of {CHUNK}")
-    batch: int = option(128, "images of a step")
+    coefficient: float = option(0.97, "bound on the Lipschitz constant of each g")
+    steps: int = option(600, f"steps of each training, a multiple of {CHUNK}")
+    batch: int = option(128, "images per step")
     rest: float = option(1e-2, "rate of Adam for other parameters")
     # fmt: on
 

@@ -41,19 +41,19 @@ class Digits(Study):
                        choices=("digits", *_LOADERS))
     data_dir: Path | None = option(
         None, "folder with the files of mnist or cifar10; left out: download", recorded=False)
-    widths: tuple[int, ...] = option((128, 64), "of the hidden layers")
-    steps: int = option(500, "updates")
+    widths: tuple[int, ...] = option((128, 64), "widths of the hidden layers")
+    steps: int = option(500, "number of updates")
     batch_size: int = option(128, "images per update")
     optimizers: tuple[str, ...] = option(
-        tuple(METHODS), "which to compare", choices=tuple(METHODS))
+        tuple(METHODS), "optimizers to compare", choices=tuple(METHODS))
     learning_rates: tuple[float, ...] = option(
         (), "peak rates, one for each optimizer; left out: the tuned ones, "
         + ", ".join(f"{name} {method.learning_rate:g}" for name, method in METHODS.items()))
     seeds: tuple[int, ...] = option(
-        tuple(range(8)), "of the split, the first weights and the order of the images")
-    solver: str = option("ClosedForm", "of manifold Muon", choices=tuple(SOLVERS))
+        tuple(range(8)), "seeds of the split, the weights and the batches")
+    solver: str = option("ClosedForm", "solver of manifold Muon", choices=tuple(SOLVERS))
     multiplier: float = option(
-        4.0, "of the last layer: the Lipschitz bound of a network on Stiefel manifolds")
+        4.0, "factor of the last layer: the Lipschitz bound of a network on Stiefel manifolds")
     # fmt: on
 
     def __post_init__(self):

@@ -41,20 +41,20 @@ class CharacterGPT(Study):
     name: ClassVar[str] = "gpt"
 
     # fmt: off
-    optimizer: str = option("published", "with its network", choices=tuple(METHODS))
+    optimizer: str = option("published", "optimizer, with its network", choices=tuple(METHODS))
     learning_rate: float | None = option(
-        None, "the peak; it falls linearly to zero; left out: the optimizer's own")
-    steps: int = option(2001, "updates")
+        None, "peak rate, which falls linearly to zero; left out: the optimizer's own")
+    steps: int = option(2001, "number of updates")
     batch: int = option(12, "windows per update")
     context: int = option(64, "characters per window")
-    width: int = option(128, "of the residual stream")
-    heads: int = option(4, "of attention")
+    width: int = option(128, "width of the residual stream")
+    heads: int = option(4, "attention heads")
     blocks: int = option(4, "pairs of an attention block and an MLP block")
-    text: str = option("pydoc", "to train on", choices=TEXTS)
+    text: str = option("pydoc", "text to train on", choices=TEXTS)
     data_dir: Path | None = option(None, "folder with tinyshakespeare.txt", recorded=False)
     sample: int = option(500, "characters to draw from each trained network")
-    temperature: float = option(0.8, "of the draws: below 1 for likelier characters")
-    seeds: tuple[int, ...] = option((0, 1, 2), "of the first weights and of the batches")
+    temperature: float = option(0.8, "temperature of the sampled text; likelier characters below 1")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of weights and batches")
     # fmt: on
 
     def __post_init__(self):

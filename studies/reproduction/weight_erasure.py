@@ -49,9 +49,9 @@ class WeightErasure(Study):
         ("dualized:0.5", "gradient:0.5", "dualized:2"),
         "METHOD:RATE[:all], dualized or gradient, with a learning rate; all: batches from the "
         f"whole training part, not from its first {SAMPLED} images")
-    widths: tuple[int, ...] = option((32, 128, 1024), "whose stable ranks are measured")
-    width: int = option(1024, "of the runs")
-    steps: int = option(1001, "of a run")
+    widths: tuple[int, ...] = option((32, 128, 1024), "widths at which stable ranks are measured")
+    width: int = option(1024, "width of the runs")
+    steps: int = option(1001, "steps of each run")
     data_dir: Path | None = option(None, "folder or archive of CIFAR-10", recorded=False)
     # fmt: on
 
