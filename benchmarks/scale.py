@@ -1,4 +1,4 @@
-"""Work, traffic and memory of one step on TPU slices, for up to 64 billion parameters.
+"""Work, traffic and memory of a step on TPU slices, for up to 64 billion parameters.
 
     pip install '.[tpu]'    # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*
@@ -185,7 +185,7 @@ def compiled(
 
 
 def measure(row: Row, dtype: str, tx: optax.GradientTransformation, options: Any) -> dict:
-    """Return the work of one chip in a step, or the compiler's error."""
+    """Return the work per chip in a step, or the compiler's error."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
@@ -245,7 +245,7 @@ def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
 
 
 def table(cells: list[dict]) -> str:
-    """Return a table of the work of one chip, with a line for each program."""
+    """Return a table of the work per chip, with a line for each program."""
     lines = []
     for cell in cells:
         effort = ", full effort" if cell["effort"] == "full" else ""

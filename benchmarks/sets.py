@@ -1,4 +1,4 @@
-"""Time, gap and distance of one step on each weight space, compared with `optax.contrib.muon`.
+"""Time, gap and distance of a step on each weight space, compared with `optax.contrib.muon`.
 
     python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
 

@@ -1,4 +1,4 @@
-"""Time, gap and residual of one direction on the Stiefel manifold, by solver and gradient.
+"""Time, gap and residual of a direction on the Stiefel manifold, by solver and gradient.
 
     python -m benchmarks solvers    # a few minutes; docs/benchmarks/results/solvers.*
 

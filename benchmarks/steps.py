@@ -1,4 +1,4 @@
-"""Time and compile time of one step on a transformer's matrices, compared with Optax.
+"""Time and compile time of a step on a transformer's matrices, compared with Optax.
 
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
