@@ -66,10 +66,7 @@ class Chip:
     ring: int
 
 
-CHIPS = {
-    "v5e": Chip(197e12, 8.19e11, 4.5e10, 16),
-    "v5p": Chip(459e12, 2.765e12, 9e10, 4),
-}
+CHIPS = {"v5e": Chip(197e12, 8.19e11, 4.5e10, 16), "v5p": Chip(459e12, 2.765e12, 9e10, 4)}
 
 
 @dataclasses.dataclass(frozen=True)

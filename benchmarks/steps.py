@@ -110,10 +110,7 @@ def step_of(tx: optax.GradientTransformation) -> Step:
 
 
 def measure(
-    params: Any,
-    grads: Any,
-    candidates: dict[str, optax.GradientTransformation],
-    rounds: int,
+    params: Any, grads: Any, candidates: dict[str, optax.GradientTransformation], rounds: int
 ) -> dict[str, dict[str, float]]:
     """Measure a tree: seconds of a step and of its compilation, by optimizer."""
     compiled, functions = {}, {}

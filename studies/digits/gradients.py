@@ -12,10 +12,7 @@ Recorded = tuple[str, np.ndarray, np.ndarray]
 
 
 def record_gradients(
-    steps: int = 500,
-    seed: int = 0,
-    at: Sequence[int] | None = None,
-    job: Digits = Digits(),
+    steps: int = 500, seed: int = 0, at: Sequence[int] | None = None, job: Digits = Digits()
 ) -> list[Recorded]:
     """Train with manifold Muon and return inputs of its solver.
 

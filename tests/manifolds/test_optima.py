@@ -18,12 +18,7 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     SpectralSphere,
 )
-from manifoldmuon.manifolds.solvers import (
-    BarzilaiBorwein,
-    DouglasRachford,
-    LineMultiplier,
-    Normal,
-)
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford, LineMultiplier, Normal
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Spectral
 from tests.compiled import ask
 from tests.manifolds.optima import optimum
@@ -85,9 +80,7 @@ PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
 
 
 @pytest.mark.slow_except(
-    "fixed rows-spectral-(6, 4)",
-    "spectral sphere-spectral-(3, 5)",
-    "ball-spectral-(6, 4)",
+    "fixed rows-spectral-(6, 4)", "spectral sphere-spectral-(3, 5)", "ball-spectral-(6, 4)"
 )
 @pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
 def test_direction_loss_is_within_gap(kind, norm, shape):
