@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from benchmarks._sets import attained, normal_at, size_of
 from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
@@ -21,6 +20,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
+from tests.oracles.sets import attained, normal_at, size_of
 
 
 @functools.partial(jax.jit, static_argnums=0)

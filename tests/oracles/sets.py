@@ -65,7 +65,7 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
 
         return of_values
     if not isinstance(manifold, SpectralBall | SpectralBand):
-        raise TypeError(f"no normal space is known for {manifold}")
+        raise TypeError(f"normal_at does not support {manifold}")
     low, high = _edges(manifold)
     edges = [(-1, s >= high - manifold.active_tolerance)]
     edges += [(1, s <= low + manifold.active_tolerance)] if low else []
