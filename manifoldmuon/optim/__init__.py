@@ -17,19 +17,17 @@ from manifoldmuon.optim._geometry import resolve_geometry
 from manifoldmuon.optim._hybrid import hybrid
 from manifoldmuon.optim._hyperball import hyperball
 from manifoldmuon.optim._keep_norms import keep_norms, match_norms
+from manifoldmuon.optim._links import project_tangent, retract, scale_by_steepest
 from manifoldmuon.optim._master_copies import with_master_copies
 from manifoldmuon.optim._modular import Architecture as Architecture
 from manifoldmuon.optim._modular import modular, normed
 from manifoldmuon.optim._monitor import monitor, monitor_distance, monitor_scalars
 from manifoldmuon.optim._normalize import normalize
 from manifoldmuon.optim._optax_muon import optax_muon
-from manifoldmuon.optim._retract import retract
 from manifoldmuon.optim._riemannian import riemannian_adam, riemannian_sgd
 from manifoldmuon.optim._start import start_anywhere, start_on
-from manifoldmuon.optim._steepest import scale_by_steepest
 from manifoldmuon.optim._tabulate import Table as Table
 from manifoldmuon.optim._tabulate import tabulate
-from manifoldmuon.optim._tangent import project_tangent
 from manifoldmuon.optim._transformation import transformation
 from manifoldmuon.optim._trees import init_tree, project_tree
 

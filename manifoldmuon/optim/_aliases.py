@@ -27,8 +27,8 @@ from manifoldmuon.optim._geometry import Geometry, map_geometry
 from manifoldmuon.optim._hybrid import hybrid
 from manifoldmuon.optim._hyperball import hyperball, norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
+from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import plan, plan_updates
-from manifoldmuon.optim._steepest import scale_by_steepest
 from manifoldmuon.optim.rules import Found, Given, direction, on_sphere, over_norm, then, unit
 
 _checked = checked(rest=optional(one_of(optax.GradientTransformation)))

@@ -25,9 +25,9 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, constrained
+from manifoldmuon.optim._links import ScaleBySteepestState, init_steepest
 from manifoldmuon.optim._plan import Plan, plan, plan_updates
 from manifoldmuon.optim._start import refuse_far
-from manifoldmuon.optim._steepest import ScaleBySteepestState, init_steepest
 from manifoldmuon.optim._transformation import (
     budgets_by_weight,
     by_weight,

@@ -14,8 +14,8 @@ from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._links import retract
 from manifoldmuon.optim._normalize import normalize
-from manifoldmuon.optim._retract import retract
 
 
 @runtime_checkable

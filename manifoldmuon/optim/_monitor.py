@@ -13,9 +13,9 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._keep_norms import KeepNormsState, distance_from_radius
+from manifoldmuon.optim._links import ScaleBySteepestState
 from manifoldmuon.optim._master_copies import MasterCopiesState
 from manifoldmuon.optim._plan import Plan, plan
-from manifoldmuon.optim._steepest import ScaleBySteepestState
 from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import on_sphere
 

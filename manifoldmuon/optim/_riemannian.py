@@ -8,8 +8,7 @@ from jax.typing import ArrayLike, DTypeLike
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._retract import retract
-from manifoldmuon.optim._tangent import project_tangent
+from manifoldmuon.optim._links import project_tangent, retract
 
 
 @checked()
