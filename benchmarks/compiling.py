@@ -30,7 +30,14 @@ from studies.program import parse
 from tests.oracles.kernels import distinct_kernels
 
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
-NAMES = (MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
+NAMES = (
+    MUON,
+    "muon",
+    "muonh",
+    "adamh",
+    "manifold_muon, ProjectedPolar()",
+    "manifold_muon, ClosedForm()",
+)
 
 
 def trees() -> dict[str, dict[str, Any]]:

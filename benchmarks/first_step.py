@@ -32,6 +32,8 @@ NAMES = (
     MUON,
     "optim.optax_muon",
     "muon",
+    "muonh",
+    "adamh",
     "manifold_muon, ProjectedPolar()",
     "manifold_muon, ClosedForm()",
     "manifold_muon, track_gap=False",

@@ -45,6 +45,7 @@ COLUMNS = (
     (MUON, "automatic"),
     (DROP_IN, "automatic"),
     *(("muon", axes) for axes in AXES),
+    *((name, "automatic") for name in ("muonh", "adamh")),
     *((STIEFEL, axes) for axes in AXES),
 )
 FASTER = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}

@@ -37,7 +37,15 @@ from studies.display import markdown_table
 from studies.program import interrupted, parse, save
 from studies.records import plain
 
-NAMES = (ADAM, MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
+NAMES = (
+    ADAM,
+    MUON,
+    "muon",
+    "muonh",
+    "adamh",
+    "manifold_muon, ProjectedPolar()",
+    "manifold_muon, ClosedForm()",
+)
 DTYPES = ("float32", "bfloat16")
 # At full effort programs compile for minutes, mostly searching for the fastest tiling of each
 # product. Reduced effort skips the search, and overlaps no collectives with products. JAX 0.12

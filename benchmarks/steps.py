@@ -22,7 +22,7 @@ import manifoldmuon as mm
 from benchmarks._harness import command, save_with_table, timed
 from manifoldmuon.linalg import DEFAULT_MSIGN as EXACT
 from manifoldmuon.linalg import TRAINING_MSIGN
-from manifoldmuon.manifolds import Euclidean, Manifold, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold, Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from studies.display import markdown_table
@@ -91,7 +91,9 @@ def optimizers() -> dict[str, optax.GradientTransformation]:
         "manifold_muon, ClosedForm()": mm.optim.manifold_muon(
             RATE, declared(Stiefel(solver=ClosedForm()))
         ),
+        "muonh": mm.optim.muonh(RATE, declared(Hypersphere(ndim=2))),
         ADAM: optax.adam(RATE),
+        "adamh": mm.optim.adamh(RATE, declared(Hypersphere(ndim=2))),
         "normed Adam": optax.chain(
             mm.optim.normalize(optax.scale_by_adam(), declared(Euclidean(RMSToRMS()))),
             optax.scale_by_learning_rate(RATE),
@@ -136,7 +138,7 @@ def table(rows: list[dict]) -> str:
         seconds, compiled = row["seconds"], row["compile_seconds"]
         cells = [title(row)]
         for name in names:
-            against = ADAM if name == "normed Adam" else MUON
+            against = ADAM if name in ("adamh", "normed Adam") else MUON
             cells.append(f"{seconds[name] / seconds[against]:.2f}" if against in seconds else "")
         cells.append(f"{compiled[MUON]:.1f} s")
         cells += [f"{compiled[name] / compiled[MUON]:.2f}" for name in names[:-1]]

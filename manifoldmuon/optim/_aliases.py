@@ -7,10 +7,12 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import one_of, optional
+from manifoldmuon._internal.arguments import number, one_of, optional
+from manifoldmuon._internal.matrices.arrays import nonzero_or_one, trailing, upcast
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -25,7 +27,7 @@ from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._descend import descend
 from manifoldmuon.optim._geometry import Geometry, map_geometry
 from manifoldmuon.optim._hybrid import hybrid
-from manifoldmuon.optim._hyperball import hyperball, norm_keeping
+from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import plan, plan_updates
@@ -205,7 +207,10 @@ def muon(
     return gradient_transformation(descent.update, init_fn, descent.init, type(descent))
 
 
-@_checked
+_balls = checked(rest=optional(one_of(optax.GradientTransformation)), radial=number("[0, 1]"))
+
+
+@_balls
 def muonh(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -268,13 +273,16 @@ def muonh(
         return over_norm(steepest, manifold.ndim), {}
 
     # A direction that is not zero has norm 1 or more, and needs no scaling.
-    all_of_it = isinstance(radial, int | float) and radial == 1
-    move = msign if all_of_it else then(msign, functools.partial(unit, radial=radial))
+    move = msign if _is_one(radial) else then(msign, functools.partial(unit, radial=radial))
     ball = norm_keeping("muonh", base, move, learning_rate, geometry, radius, budgets, stack=True)
     return _with_rest([ball], geometry, rest, clip)
 
 
-@_checked
+def _is_one(radial: ArrayLike) -> bool:
+    return isinstance(radial, int | float) and radial == 1
+
+
+@_balls
 def adamh(
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
@@ -312,8 +320,21 @@ def adamh(
     Examples:
       >>> tx = adamh(0.02, mm.manifolds.Hypersphere(ndim=2))
     """
+
+    def unit_of_adam(
+        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
+    ) -> Found:
+        if not on_sphere(manifold):
+            return update, {}
+        largest = jnp.max(
+            jnp.abs(wide := upcast(update)), trailing(update, manifold.ndim), keepdims=True
+        )
+        return over_norm(wide / nonzero_or_one(largest), manifold.ndim), {}
+
     base = optax.scale_by_adam(b1, b2, eps)
-    ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
+    # Unlike gradients, Adam's updates have no denormal numbers worth the compile time of `unit`.
+    move = unit_of_adam if _is_one(radial) else functools.partial(unit, radial=radial)
+    ball = norm_keeping("adamh", base, move, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 
