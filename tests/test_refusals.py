@@ -396,9 +396,6 @@ margin_cross_entropy(LOGITS, LABELS, -1, 1)  # margin_cross_entropy: offset must
 margin_cross_entropy(LOGITS, LABELS, 1, 0)  # margin_cross_entropy: temperature must be above 0; got
 certify(Linear(3, 2), COMPLEX, np.ones((4, 2)))  # certify: logits must be real and finite; got
 certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2)))  # certify takes logits (n, 2 classes or
-certified_accuracy(LOGITS, LABELS, -0.5)  # certified_accuracy: radius must be a finite number in
-certified_accuracy(LOGITS, LABELS, 1, -1)  # certified_accuracy: lipschitz must be a finite number
-certified_accuracy(LOGITS, LABELS, 1, jnp.array(NAN))  # certified_accuracy: lipschitz must be a
 """
 ROWS = [line.split("  # ") for line in REFUSED.splitlines() if line]
 

@@ -14,10 +14,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
-from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
-from manifoldmuon._internal.matrices.arrays import largest, upcast
+from manifoldmuon._internal.arguments import check_number, finite_array
 from manifoldmuon._internal.text import Printed
-from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NetworkBounds, NormBound, bound
+from manifoldmuon.bounds import L2, NetworkBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
 
@@ -184,85 +183,6 @@ def certify(
     radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
     return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, found)
-
-
-@check_arguments(radius=number("[0, inf)"), lipschitz=number("[0, inf)"))
-def certified_accuracy(
-    logits: Float[Array, "*n k"],
-    labels: Int[Array, "*n"],
-    radius: ArrayLike,
-    lipschitz: ArrayLike = 1.0,
-) -> Float[Array, ""]:
-    """Return the share of examples with a right label and a margin above `sqrt(2) L radius`.
-
-    Computed in JAX, for logs while training. It is the certified accuracy if L is a Euclidean
-    Lipschitz constant of the logits, such as 1 for a 1-Lipschitz network with all weights on their
-    manifolds. For final results use `certify`, which computes the constant from the weights.
-
-    Args:
-      logits: `(..., k)`, for k classes.
-      labels: `(...)`, whole numbers below k.
-      radius: length in units of the network's input; 0 or more.
-      lipschitz: the constant L; 0 or more.
-
-    Examples:
-      >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
-      >>> float(certified_accuracy(logits, labels, radius=0.5))
-      0.5
-    """
-    logits, reach = upcast(logits), upcast(jnp.asarray(lipschitz)) * upcast(jnp.asarray(radius))
-    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-    others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
-    margin = own[..., 0] - largest(others, -1, initial=-jnp.inf)
-    return jnp.mean((margin > math.sqrt(2) * reach).astype(jnp.float32))
-
-
-def certified_radius(
-    bounds: NetworkBounds, logits: ArrayLike | Sequence[Any]
-) -> Float[np.ndarray, "..."]:
-    """Return radii within which the largest logit of each input stays the largest.
-
-    A radius is the margin between the two largest logits, divided by the margin's Lipschitz
-    constant. With `L = bounds.lipschitz_inputs`, this constant is `sqrt(2 d) L` for d logits
-    measured by RMS, `sqrt(2) L` for logits measured by `L2`, and `2 L` for logits measured by
-    `LInf`.
-
-    Radii are in the norm of the bounds' input: the largest RMS norm of a token or pixel, or the
-    Euclidean length if the bounds are for `NormBound(..., norm=L2(...))`. For radii class by
-    class, in units of pixels, see `certify`.
-
-    Args:
-      bounds: bounds of the network for inputs of every size (`input_norm=math.inf`), with a single
-        input array and a single output array.
-      logits: `(..., d)`, the logits of the inputs, by the same weights.
-
-    Raises:
-      ValueError: the bounds are for some inputs only, input or output is a tuple, or logits are not
-        finite or of fewer than two classes.
-
-    Examples:
-      >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 2), input_norm=np.inf)
-      >>> print(certified_radius(bounds, [3.0, 1.0]))
-      1.0
-    """
-    inner, outer = bounds.inputs, bounds.outputs
-    if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
-        raise ValueError("a radius takes one input array and one output array, not tuples")
-    if inner.upper < math.inf or inner.lower > 0:
-        raise ValueError(f"a radius takes bounds for inputs of every size; got {inner}")
-    scores = finite_array("certified_radius: logits", logits)
-    if scores.shape[-1:] < (2,):
-        raise ValueError(f"certified_radius takes two logits or more; got the shape {scores.shape}")
-    runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
-    if outer.norm == LInf():
-        gain = 2.0
-    elif isinstance(outer.norm, L2):
-        gain = math.sqrt(2)
-    else:
-        read = LipschitzBounds.convert_norm(outer, RMS()).slopes.item()
-        gain = math.sqrt(2 * scores.shape[-1]) * read
-    slope, margin = gain * bounds.lipschitz_inputs, winner - runner_up
-    return np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -32,7 +32,7 @@ from manifoldmuon.modules import (
     residual,
 )
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
-from manifoldmuon.robustness import certified_accuracy, certify
+from manifoldmuon.robustness import certify
 
 FULL: Module = (
     Linear(4, 12, Stiefel()) @ GroupSort(2) @ Bias(12) @ Linear(12, 6, Stiefel())
@@ -117,14 +117,10 @@ def test_accuracies_and_curve_match_counts(rng):
     np.testing.assert_array_equal(
         found.curve(np.array([0, at, 100.0])), [found.accuracy(), found.accuracy(at), 0.0]
     )
-    logits = FULL.apply(params, jnp.asarray(x))
-    # With orthonormal rows all pair distances are sqrt(2): `certified_accuracy` agrees.
-    assert float(certified_accuracy(logits, jnp.asarray(y), at)) == pytest.approx(
-        found.accuracy(at), abs=0.01
-    )
-    assert float(certified_accuracy(logits, jnp.asarray(y), at, 2.0)) == pytest.approx(
-        found.accuracy(2 * at), abs=0.01
-    )
+    logits, own = np.asarray(FULL.apply(params, jnp.asarray(x))), np.eye(4, dtype=bool)[y]
+    margins = logits[own] - np.max(np.where(own, -np.inf, logits), axis=1)
+    # With orthonormal rows all pair distances are sqrt(2).
+    assert found.accuracy(at) == pytest.approx(np.mean(margins > 2**0.5 * at), abs=0.01)
 
 
 def test_radii_are_in_image_units(rng):
@@ -393,18 +389,6 @@ def test_error_messages(change, message):
     given = {"images": np.ones((2, 6), np.float32)} | change
     with pytest.raises(ValueError, match=message):
         certify(FULL, weights_of(FULL), **given)
-
-
-@pytest.mark.parametrize(
-    ("other", "radius"), [(0.5, 255.6 / 2**0.5), (5.8125, jnp.bfloat16(177)), (5.8125, 177.0)]
-)
-def test_margins_are_not_rounded_to_bfloat16(other, radius):
-    """The margin 255.5 would round to 256, and sqrt(2) times 177, which is 250.3, to 250."""
-    logits, labels = jnp.array([[256.0, other]], jnp.bfloat16), jnp.array([0])
-    for accuracy in (certified_accuracy, jax.jit(certified_accuracy)):
-        assert accuracy(logits, labels, radius) == 0
-        assert accuracy(logits, labels, 1.0, radius) == 0
-        assert accuracy(logits, labels, 0.99 * radius) == 1
 
 
 def test_unbounded_networks_are_refused(rng):
