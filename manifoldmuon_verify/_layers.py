@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon_verify._files import Stored
-from manifoldmuon_verify._limits import CALL, DECOMPOSE, DECOMPOSE_CALL, PRODUCT, touch
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import (
     Arithmetic,
@@ -103,11 +102,9 @@ class Weight:
         """Upper bound on the spectral norm of all matrices' magnitudes."""
         return max(operator_norm(matrix) for matrix in self._matrices)
 
-    @property
-    def seconds(self) -> float:
-        """Estimated time of `spectra`."""
-        few, many = sorted(self.shape[-2:])
-        return self.numbers // (few * many) * (DECOMPOSE_CALL + DECOMPOSE * many * few**2)
+    def bounds(self) -> "Bounds":
+        """Bound the product with the matrices."""
+        return Bounds(self.largest, self.operator_norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +133,6 @@ class Layer:
       prove: computes the bounds.
       terms: number of consecutive roundings, or terms of the longest sum.
       weight: array of matrices that enter matrix products; None for other layers.
-      products: scalar multiplications in matrix products, per image.
-      numbers: size of the largest intermediate array, per image.
-      passes: passes over the largest array, in units of an elementwise multiplication.
     """
 
     kind: str
@@ -147,9 +141,6 @@ class Layer:
     prove: Callable[[], Bounds] = Bounds
     terms: int = 0
     weight: Weight | None = None
-    products: int = 0
-    numbers: int = 0
-    passes: int = 1
 
     @functools.cached_property
     def bounds(self) -> Bounds:
@@ -158,15 +149,6 @@ class Layer:
     @property
     def lipschitz(self) -> float:
         return self.bounds.lipschitz
-
-    def largest(self) -> int:
-        """Return the size of the largest array, per image."""
-        return max(self.numbers, math.prod(self.shape))
-
-    def seconds(self, images: int, batches: int) -> float:
-        """Estimate the time of `forward` and its rounding bounds."""
-        each = PRODUCT * self.products + (self.passes + 2) * touch(self.largest())
-        return images * each + batches * CALL
 
     def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
         """Bound the norm of the output's rounding error; `size` and result are `(n,)`."""
@@ -190,7 +172,7 @@ def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
         offset = product(norm(np.broadcast_to(shift, shape)), least)
         return Bounds(least, gain=least, offset=offset)
 
-    return Layer("input", shape, lambda x: (x - shift) / scale, prove, terms=6, passes=2)
+    return Layer("input", shape, lambda x: (x - shift) / scale, prove, terms=6)
 
 
 def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, where: str) -> Layer:
@@ -232,15 +214,7 @@ def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     def forward(x: np.ndarray) -> np.ndarray:
         return (x.reshape(-1, inputs) @ weight.values.T).reshape(*x.shape[:-1], outputs)
 
-    return Layer(
-        "linear",
-        (*shape[:-1], outputs),
-        forward,
-        lambda: Bounds(weight.largest, weight.operator_norm),
-        terms=inputs,
-        weight=weight,
-        products=math.prod(shape) * outputs,
-    )
+    return Layer("linear", (*shape[:-1], outputs), forward, weight.bounds, inputs, weight)
 
 
 def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -256,16 +230,7 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
         rows = np.moveaxis(x.reshape(-1, len(matrices), inputs), 1, 0)
         return np.moveaxis(rows @ np.swapaxes(matrices, -1, -2), 0, 1).reshape(len(x), *out)
 
-    return Layer(
-        "locally_connected",
-        out,
-        forward,
-        lambda: Bounds(weight.largest, weight.operator_norm),
-        terms=inputs,
-        weight=weight,
-        products=math.prod(shape) * outputs,
-        passes=3,
-    )
+    return Layer("locally_connected", out, forward, weight.bounds, inputs, weight)
 
 
 def _bias(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -295,9 +260,7 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
         groups = x.reshape(*x.shape[:-1], size, features // size)
         return np.flip(np.sort(groups, axis=-2), axis=-2).reshape(x.shape)
 
-    return Layer(
-        "group_sort", shape, forward, passes=2 if size == 2 else 20 + 2 * size.bit_length()
-    )
+    return Layer("group_sort", shape, forward)
 
 
 def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -314,7 +277,7 @@ def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Lay
         fold = 2 * np.minimum(one * first + other * second, 0)
         return np.concatenate([first - fold * one, second - fold * other], axis=-1)
 
-    return Layer("householder", shape, forward, prove, terms=8, passes=6)
+    return Layer("householder", shape, forward, prove, terms=8)
 
 
 def _entrywise(kind: str, function: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -328,7 +291,6 @@ def _mean_subtract(options: dict[str, Any], weights: Weights, shape: Shape) -> L
         lambda x: x - np.mean(x, axis=-1, keepdims=True),
         lambda: Bounds(gain=2.0),
         terms=shape[-1] + 4,
-        passes=2,
     )
 
 
@@ -365,7 +327,7 @@ def _space_to_depth(options: dict[str, Any], weights: Weights, shape: Shape) -> 
     side = _count(options, "side")
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, pixels * channels)
-    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out), passes=2)
+    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out))
 
 
 def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -373,12 +335,7 @@ def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, channels)
     return Layer(
-        "norm_pool",
-        out,
-        lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)),
-        terms=pixels + 4,
-        numbers=math.prod(shape),
-        passes=4,
+        "norm_pool", out, lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)), terms=pixels + 4
     )
 
 
@@ -393,8 +350,6 @@ def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> La
         lambda x: np.mean(blocks(x), axis=-2),
         lambda: Bounds(float(up(1 / down(np.sqrt(pixels))))),
         terms=pixels + 4,
-        numbers=math.prod(shape),
-        passes=3,
     )
 
 
@@ -407,13 +362,13 @@ def _shift(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         moved = [np.roll(part, n, axis) for part, (n, axis) in zip(moving, ways, strict=True)]
         return np.concatenate([stay, *moved], axis=-1)
 
-    return Layer("shift", shape, forward, passes=3)
+    return Layer("shift", shape, forward)
 
 
 def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     frame, axis, offset = weights("weight", 2), options["axis"], _whole(options, "offset")
     channels, rank = frame.shape
-    _expect(channels == shape[-1], f"a frame {frame.shape} for an input {shape}")
+    _expect(rank <= channels == shape[-1], f"a frame {frame.shape} for an input {shape}")
     _expect(axis in (-2, -3) and type(axis) is int, f"the axis {short(axis)} is not -2 or -3")
     _expect(len(shape) >= -axis, f"axis {axis} of {shape}")
 
@@ -426,17 +381,7 @@ def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         terms = product(frame.operator_norm, frame.operator_norm)
         return Bounds(max(1.0, float(up(2 * square - 1))), up(1 + 2 * terms))
 
-    return Layer(
-        "two_tap",
-        shape,
-        forward,
-        prove,
-        terms=channels + rank + 4,
-        weight=frame,
-        products=2 * math.prod(shape) * rank,
-        numbers=math.prod(shape[:-1]) * max(rank, channels),
-        passes=5,
-    )
+    return Layer("two_tap", shape, forward, prove, terms=channels + rank + 4, weight=frame)
 
 
 # For each kind: its builder, its keys, and the least number of input axes.

@@ -22,16 +22,16 @@ from manifoldmuon_verify._files import (
     read_bytes,
 )
 from manifoldmuon_verify._layers import Shape, normalisation
-from manifoldmuon_verify._limits import GIBIBYTES, MOST_AXES, SECONDS, Budget
+from manifoldmuon_verify._limits import MOST_AXES, MOST_JSON_BYTES
 from manifoldmuon_verify._network import (
     Builder,
     Nodes,
     PairConstants,
     State,
+    check_size,
     evaluate,
     lipschitz,
     lower_margins,
-    plan,
     used_matrices,
 )
 from manifoldmuon_verify._refusal import Refused, short
@@ -122,21 +122,15 @@ def verify(
     certificate: str | Path,
     weights: str | Path | None = None,
     images: str | Path | None = None,
-    *,
-    seconds: float = SECONDS,
-    gibibytes: float = GIBIBYTES,
 ) -> Report:
     """Check a certificate against its weights and images.
 
-    Time and memory are estimated beforehand from the sizes of files and arrays, for one core of a
-    modest computer; certificates that exceed a limit are refused.
+    Certificates with files or arrays above fixed limits are refused before the work starts.
 
     Args:
       certificate: JSON file, or a directory with `certificate.json`.
       weights: file of the weights; by default the file named in the certificate, in its directory.
       images: file of images and labels; default as for `weights`.
-      seconds: time limit.
-      gibibytes: memory limit. Files of weights and images may take 1/8 of it, JSON 1/128.
 
     Returns:
       The proved results.
@@ -144,29 +138,23 @@ def verify(
     Raises:
       Refused: the certificate is not accepted; a one-line message gives the reason, and `radii`
         has what is proved, if only the claims are refused.
-      ValueError: a limit is not positive.
     """
-    budget = Budget(seconds, gibibytes)
     try:
         check_arithmetic()
         with np.errstate(all="ignore"):
-            return _verified(Path(certificate), weights, images, budget)
+            return _verified(Path(certificate), weights, images)
     except ArithmeticError as error:
         raise Refused("this computer", str(error)) from error
     except MemoryError as error:
         raise Refused("this computer", "has too little memory for this certificate") from error
 
 
-def _verified(
-    path: Path, weights: str | Path | None, images: str | Path | None, budget: Budget
-) -> Report:
+def _verified(path: Path, weights: str | Path | None, images: str | Path | None) -> Report:
     path = path / "certificate.json" if os.path.isdir(path) else path
-    told = parse_json(read_bytes(path, "the certificate", budget, json=True), "the certificate")
+    told = parse_json(read_bytes(path, "the certificate", MOST_JSON_BYTES), "the certificate")
     _check_heading(told)
-    given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"}, budget)
-    # Weights are widened to float64 on use, and kept.
-    budget.spend("weights", 0.0, 8.0 * sum(stored.raw.size for stored in given.values()))
-    data = _arrays(told["images"], "images", path.parent, images, set(), budget)
+    given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"})
+    data = _arrays(told["images"], "images", path.parent, images, set())
     _expect(set(data) == {"images", "labels"}, "images", "wanted are the arrays images and labels")
     for name, stored in given.items():
         _expect(stored.dtype in FLOATS, f"weights, {short(name)}", f"of dtype {stored.dtype}")
@@ -183,8 +171,7 @@ def _verified(
     _expect(len(out) == 1 and out[0] >= 2, "network", f"makes {short(out)}: no logits")
     _check_images(pixels, labels, shape, out[0])
     claims = _claims(told["claims"], len(labels.raw), out[0])
-    predicted = len(set(claims.predictions.tolist()))
-    batch = plan(nodes, len(labels.raw), predicted, budget)
+    batch = check_size(nodes, len(labels.raw), len(set(claims.predictions.tolist())))
     found = _range(pixels, claimed)
     single = told["arithmetic"] == "float32"
     radii, better = _radii(nodes, pixels, claims, single, batch)
@@ -231,17 +218,16 @@ def _arrays(
     folder: Path,
     path: str | Path | None,
     more: set[str],
-    budget: Budget,
 ) -> dict[str, Stored]:
     """Read a file's arrays, and check that they are bit for bit the declared arrays."""
     _keys(told, {"file", "sha256", "arrays"} | more, where)
     name = told["file"]
     plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]{0,99}", name, re.ASCII)
     _expect(plain, where, f"{short(name)} is not the name of a file beside the certificate")
-    data = read_bytes(folder / name if path is None else Path(path), where, budget)
+    data = read_bytes(folder / name if path is None else Path(path), where)
     same = _is_digest(told["sha256"]) and told["sha256"] == digest(data)
     _expect(same, where, "the file is not the one that was certified: its SHA-256 differs")
-    found = parse_arrays(data, where, budget)
+    found = parse_arrays(data, where)
     _expect(isinstance(told["arrays"], dict), where, "the arrays are not an object")
     for array in sorted(set(told["arrays"]) ^ set(found)):
         lacking = "declared and not in the file" if array in told["arrays"] else "not declared"
