@@ -126,7 +126,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         if newest is not None and step <= newest:  # Orbax would skip it without an error
             raise CheckpointError(
                 f"step {step} is not newer than step {newest}, the newest in {self._directory}:"
-                " restore that one and resume from there, or choose another folder"
+                " restore it and resume from there, or choose another folder"
             )
         if not self.manager.should_save(step):
             return False
@@ -232,8 +232,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                     free = error.errno != errno.EWOULDBLOCK
             if not multihost_utils.broadcast_one_to_all(np.bool_(free)):
                 raise CheckpointError(
-                    f"another process is saving into {self._directory}: let one process save, and"
-                    " close its Checkpoints, or choose another folder"
+                    f"another process is saving into {self._directory}: close its Checkpoints, or"
+                    " choose another folder"
                 )
             self._held, self._locked = held.pop_all(), True
         self.manager.reload()  # Orbax overwrites steps that it has not loaded

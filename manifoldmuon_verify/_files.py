@@ -118,7 +118,7 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
         seen: set[str] = set()
         # `add` returns None.
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise Refused(where, f"the key {short(twice)} stands twice")
+        raise Refused(where, f"the key {short(twice)} appears twice")
     return found
 
 
@@ -129,7 +129,7 @@ def _number(text: str, where: str) -> float:
         if not math.isfinite(value):
             _refuse_number(text, where)
         if len(text) > 400 or decimal.Decimal(text) != decimal.Decimal(repr(value)):
-            raise Refused(where, f"{short(text)} is no float64, which would be {value!r}")
+            raise Refused(where, f"{short(text)} is not a float64; the nearest is {value!r}")
     return value
 
 
@@ -148,25 +148,27 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
     """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
-        raise Refused(where, f"cut off: a header of {size} bytes in a file of {len(data)}")
+        raise Refused(
+            where, f"truncated: the header takes {size} bytes, and the file has {len(data)}"
+        )
     check_limit(where, "bytes in the header", size, MOST_JSON_BYTES)
     header = parse_json(memoryview(data)[8 : 8 + size], f"{where}, header")
     body = memoryview(data)[8 + size :]
     if not isinstance(header, dict):
-        raise Refused(where, "the header is not an object")
+        raise Refused(where, "the header must be an object")
     notes = header.pop("__metadata__", {})
     if not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
-        raise Refused(where, "the header's __metadata__ is not an object of strings")
+        raise Refused(where, "__metadata__ of the header must be an object of strings")
     check_limit(where, "arrays", len(header), MOST_ARRAYS)
     places = {name: _place(entry, f"{where}, {short(name)}") for name, entry in header.items()}
     end = 0
     for name, (_, _, start, stop) in sorted(places.items(), key=lambda item: item[1][2:]):
         if start != end:
-            what = "overlaps another array" if start < end else "leaves a hole before it"
+            what = "overlaps another array" if start < end else "leaves a gap before it"
             raise Refused(f"{where}, {short(name)}", what)
         end = stop
     if end != len(body):
-        raise Refused(where, f"{len(body)} bytes of arrays, and the header tells of {end}")
+        raise Refused(where, f"the file has {len(body)} bytes of arrays; the header declares {end}")
     return {
         name: _stored(body[start:stop], dtype, shape, f"{where}, {short(name)}")
         for name, (dtype, shape, start, stop) in places.items()
@@ -175,19 +177,23 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
 
 def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Refused(where, "its header must be dtype, shape and data_offsets")
+        raise Refused(where, f"must have dtype, shape and data_offsets; got {short(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise Refused(where, f"the dtype {short(dtype)} is none of {', '.join(_DTYPES)}")
+        raise Refused(where, f"dtype must be in {', '.join(_DTYPES)}; got {short(dtype)}")
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2):
-        raise Refused(where, f"shape {short(shape)} or offsets {short(offsets)} are not sizes")
+        raise Refused(
+            where, f"shape and data_offsets must be sizes; got {short(shape)}, {short(offsets)}"
+        )
     check_limit(where, "axes", len(shape), MOST_AXES)
     start, stop = offsets
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     if stop - start != wanted:
-        raise Refused(where, f"{stop - start} bytes for {dtype}{shape}, which takes {wanted}")
+        raise Refused(
+            where, f"{dtype}{shape} takes {wanted} bytes; data_offsets span {stop - start}"
+        )
     if not wanted:
-        raise Refused(where, "is empty")
+        raise Refused(where, "is empty: an array must have entries")
     return dtype, tuple(shape), start, stop
 
 

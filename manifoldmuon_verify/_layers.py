@@ -189,13 +189,13 @@ def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, wh
       Refused: the kind is unknown, or options and shapes do not fit.
     """
     if kind not in _KINDS:
-        raise Refused(where, f"the kind {short(kind)} is unknown")
+        raise Refused(where, f"unknown kind {short(kind)}")
     maker, keys, axes = _KINDS[kind]
     if set(options) != keys:
-        wanted = ", ".join(sorted(keys)) or "nothing"
-        raise Refused(where, f"{kind} takes {wanted} and got {short(sorted(options))}")
+        wanted = ", ".join(sorted(keys)) or "none"
+        raise Refused(where, f"{kind} takes the keys {wanted}; got {short(sorted(options))}")
     if len(shape) < axes:
-        raise Refused(where, f"{kind} takes {axes} axes; its input is {shape}")
+        raise Refused(where, f"{kind} takes {axes} axes or more; its input is {shape}")
     try:
         return maker(options, weights, shape)
     except _Misfit as error:
@@ -209,7 +209,7 @@ class _Misfit(Exception):
 def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     weight = weights("weight", 2)
     outputs, inputs = weight.shape
-    _expect(inputs == shape[-1], f"a matrix {weight.shape} for an input {shape}")
+    _expect(inputs == shape[-1], f"the weight {weight.shape} does not fit the input {shape}")
 
     def forward(x: np.ndarray) -> np.ndarray:
         return (x.reshape(-1, inputs) @ weight.values.T).reshape(*x.shape[:-1], outputs)
@@ -219,10 +219,13 @@ def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 
 def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     axes = _count(options, "axes")
-    _expect(axes < len(shape), f"{axes} axes of places in {shape}")
+    _expect(axes < len(shape), f"axes={axes} must be below the number of axes of the input {shape}")
     weight = weights("weight", axes + 2)
     *places, outputs, inputs = weight.shape
-    _expect(shape[-axes - 1 :] == (*places, inputs), f"{weight.shape} for an input {shape}")
+    _expect(
+        shape[-axes - 1 :] == (*places, inputs),
+        f"the weight {weight.shape} does not fit the input {shape}",
+    )
     out = (*shape[:-1], outputs)
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -235,15 +238,15 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
 
 def _bias(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     bias = weights("weight", 1)
-    _expect(bias.shape[0] == shape[-1], f"a bias {bias.shape} for an input {shape}")
+    _expect(bias.shape[0] == shape[-1], f"the weight {bias.shape} does not fit the input {shape}")
     prove = lambda: Bounds(offset=float(norm(np.broadcast_to(bias.values, shape))))  # noqa: E731
     return Layer("bias", shape, lambda x: x + bias.values, prove, terms=1)
 
 
 def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     factor = options["factor"]
-    _expect(type(factor) in (int, float), f"the factor {short(factor)} is not a number")
-    _expect(abs(factor) <= 2**64, f"the factor {short(factor)} is too large")
+    _expect(type(factor) in (int, float), f"factor must be a number; got {short(factor)}")
+    _expect(abs(factor) <= 2**64, f"factor must be at most 2**64; got {short(factor)}")
     factor = float(factor)
     size = abs(factor)
     return Layer("scale", shape, lambda x: factor * x, lambda: Bounds(size, size), terms=2)
@@ -251,7 +254,7 @@ def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 
 def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     size, features = _count(options, "size"), shape[-1]
-    _expect(features % size == 0, f"{features} features do not fall into groups of {size}")
+    _expect(features % size == 0, f"size={size} does not divide the {features} features")
 
     def forward(x: np.ndarray) -> np.ndarray:
         if size == 2:  # MaxMin, the most common activation; sorting takes ten times as long
@@ -265,7 +268,10 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
 
 def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, half = weights("weight", 2), shape[-1] // 2
-    _expect(rows.shape == (half, 2) and shape[-1] % 2 == 0, f"rows {rows.shape} for {shape}")
+    _expect(
+        rows.shape == (half, 2) and shape[-1] % 2 == 0,
+        f"the weight {rows.shape} does not fit the input {shape}",
+    )
 
     def prove() -> Bounds:
         square = product(*[float(np.max(norm(rows.values, 1), initial=0.0))] * 2)
@@ -296,7 +302,7 @@ def _mean_subtract(options: dict[str, Any], weights: Weights, shape: Shape) -> L
 
 def _flatten(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     axes = _count(options, "axes")
-    _expect(axes <= len(shape), f"{axes} axes of {shape}")
+    _expect(axes <= len(shape), f"axes={axes} exceeds the axes of the input {shape}")
     flat = (*shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]))
     return Layer("flatten", flat, lambda x: x.reshape(len(x), *flat))
 
@@ -313,7 +319,7 @@ def _blocks(shape: Shape, rows: int, columns: int) -> tuple[Shape, Callable[...,
     """
     *batch, height, width, channels = shape
     fits = rows and columns and height % rows == 0 and width % columns == 0
-    _expect(fits, f"blocks of {rows} by {columns} pixels in {shape}")
+    _expect(fits, f"blocks of {rows} by {columns} pixels do not divide the input {shape}")
     cut = (*batch, height // rows, rows, width // columns, columns, channels)
     joined = (*batch, height // rows, width // columns, rows * columns, channels)
 
@@ -342,7 +348,10 @@ def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
 def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, columns = _count(options, "rows"), _count(options, "columns")
     (*outer, pixels, channels), blocks = _blocks(shape, shape[-3] // rows, shape[-2] // columns)
-    _expect(tuple(outer[-2:]) == (rows, columns), f"{shape} does not divide into {rows, columns}")
+    _expect(
+        tuple(outer[-2:]) == (rows, columns),
+        f"rows={rows}, columns={columns} do not divide the input {shape}",
+    )
     out = (*outer, channels)
     return Layer(
         "average_pool",
@@ -368,9 +377,11 @@ def _shift(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     frame, axis, offset = weights("weight", 2), options["axis"], _whole(options, "offset")
     channels, rank = frame.shape
-    _expect(rank <= channels == shape[-1], f"a frame {frame.shape} for an input {shape}")
-    _expect(axis in (-2, -3) and type(axis) is int, f"the axis {short(axis)} is not -2 or -3")
-    _expect(len(shape) >= -axis, f"axis {axis} of {shape}")
+    _expect(
+        rank <= channels == shape[-1], f"the weight {frame.shape} does not fit the input {shape}"
+    )
+    _expect(axis in (-2, -3) and type(axis) is int, f"axis must be -2 or -3; got {short(axis)}")
+    _expect(len(shape) >= -axis, f"axis={axis} exceeds the axes of the input {shape}")
 
     def forward(x: np.ndarray) -> np.ndarray:
         part = ((x.reshape(-1, channels) @ frame.values) @ frame.values.T).reshape(x.shape)
@@ -413,11 +424,14 @@ def _expect(fits: object, otherwise: str) -> None:
 
 def _whole(options: dict[str, Any], key: str) -> int:
     value = options[key]
-    _expect(type(value) is int and abs(value) < 2**31, f"{key} {short(value)} is no whole number")
+    _expect(
+        type(value) is int and abs(value) < 2**31,
+        f"{key} must be a whole number; got {short(value)}",
+    )
     return value
 
 
 def _count(options: dict[str, Any], key: str) -> int:
     value = _whole(options, key)
-    _expect(value >= 1, f"{key} is {value}, which is not at least 1")
+    _expect(value >= 1, f"{key} must be at least 1; got {value}")
     return value

@@ -258,7 +258,7 @@ class Builder:
           index: index of this copy in each enclosing stack.
         """
         if not isinstance(entries, list):
-            raise Refused(where, f"{short(entries)} is not a list of layers")
+            raise Refused(where, f"must be a list of layers; got {short(entries)}")
         nodes: list[Layer | Sum] = []
         for i, entry in enumerate(entries):
             new = self._entry(entry, shape, f"{where}[{i}]", copies, index)
@@ -273,7 +273,7 @@ class Builder:
         if where.count("[") > DEEPEST:
             raise Refused(f"{where[:40]}...", "nested too deeply")
         if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-            raise Refused(where, f"{short(entry)} is not a layer")
+            raise Refused(where, f"must be a layer, an object with a kind; got {short(entry)}")
         options = {key: value for key, value in entry.items() if key != "kind"}
         kind = entry["kind"]
         if kind == "stack":
@@ -296,13 +296,17 @@ class Builder:
     ) -> Nodes:
         count = options.get("copies")
         if set(options) != {"copies", "layers"} or type(count) is not int or count < 1:
-            raise Refused(where, f"a stack takes copies and layers and got {short(options)}")
+            raise Refused(
+                where, f"a stack takes copies (1 or more) and layers; got {short(options)}"
+            )
         nodes: list[Layer | Sum] = []
         for i in range(count):
             inner = (*copies, count), (*index, i)
             new = self.sequence(options["layers"], shape, f"{where}.layers", *inner)
             if not new or new[-1].shape != shape:
-                raise Refused(where, f"a copy makes {new[-1].shape if new else ()} of {shape}")
+                raise Refused(
+                    where, f"a copy must keep the shape {shape}; got {new[-1].shape if new else ()}"
+                )
             nodes += new
         return tuple(nodes)
 
@@ -316,7 +320,7 @@ class Builder:
     ) -> Sum:
         entries = options.get("branches")
         if set(options) != {"branches"} or not isinstance(entries, list) or not entries:
-            raise Refused(where, f"a sum takes branches and got {short(options)}")
+            raise Refused(where, f"a sum takes branches (1 or more); got {short(options)}")
         for _ in entries:
             self._count(where)
         branches = tuple(
@@ -325,7 +329,7 @@ class Builder:
         )
         shapes = {branch[-1].shape if branch else shape for branch in branches}
         if len(shapes) > 1:
-            raise Refused(where, f"branches of different shapes {short(sorted(shapes))}")
+            raise Refused(where, f"branches must have the same shape; got {short(sorted(shapes))}")
         return Sum(branches, shapes.pop())
 
     def _count(self, where: str) -> None:
@@ -342,8 +346,8 @@ class Builder:
         if stored.shape[: len(copies)] != copies or len(stored.shape) != len(copies) + axes:
             raise Refused(
                 where,
-                f"the array {short(name)} is {stored.shape}; wanted are {axes} axes"
-                + (f" behind those of the stacks, {copies}" if copies else ""),
+                f"the array {short(name)} has shape {stored.shape}; expected {axes} axes"
+                + (f" after the axes {copies} of the stacks" if copies else ""),
             )
         made = Weight(stored, index, f"weights, {short(name)}")
         return self._weights.setdefault((name, index), made)

@@ -142,7 +142,7 @@ low_rank((4, 6), 2, "W")  # low_rank: zero must be 'A' or 'B', the factor that i
 Stiefel().stacked(-1)  # stacked(axes) must be a whole number in [0, inf); got -1
 Stiefel().transposed().stacked(0.5)  # stacked(axes) must be a whole number in [0, inf); got 0.5
 ConvRMSToRMS(tap_axes=0)  # ConvRMSToRMS.tap_axes must be a whole number in [1, inf); got 0
-nnx.geometry(DENSE, Euclidean(ConvRMSToRMS()))  # geometry: 'kernel' is a matrix, and Euclidean(
+nnx.geometry(DENSE, Euclidean(ConvRMSToRMS()))  # geometry: 'kernel' is a matrix, but Euclidean(
 
 SkewPolar(MUON)  # SkewPolar.method must be a MsignMethod: write
 SkewPolar(schedule=SVD())  # SkewPolar.schedule must be a Schedule such as PolarExpress(1e-3); got
@@ -267,7 +267,7 @@ matrix_bounds(SpectralBall(), (3, 4), NAN)  # matrix_bounds: drift must be a fin
 matrix_bounds(Euclidean(), (3, 4), -1)  # matrix_bounds: drift must be a finite number in [0, inf);
 matrix_bounds(Stiefel(), (3,))  # matrix_bounds: shape: its length must be a finite number in [2,
 matrix_bounds(Spectral(), ())  # matrix_bounds: shape: its length must be a finite number in [2,
-bound(ExternalModule(Param("a", Stiefel())))  # bound(params) must be given for an ExternalModule
+bound(ExternalModule(Param("a", Stiefel())))  # bound(params) is missing: an ExternalModule needs
 bound(Abs(), input_norm="1")  # bound(input_norm) must be a number >= 0 or a NormBound; got '1'
 
 manifold_muon("0.1", FLAT)  # manifold_muon: learning_rate must be a finite number in [0, inf) or a
@@ -362,8 +362,8 @@ by_path("w")  # by_path takes a dictionary of patterns and values; got 'w'
 by_path({0: Stiefel()})  # a pattern of by_path is a string or a compiled re.Pattern; got 0. The
 init_tree(FLAT, PARAMS, KEY)  # init_tree(geometry, key, params): the key must be a random key of
 init_tree(FLAT, 0, PARAMS)  # init_tree(geometry, key, params): the key must be a random key of JAX,
-nnx.geometry(PARAMS, Stiefel())  # frameworks.nnx.geometry: model must be an nnx.Module; got a dict.
-linen.geometry(PARAMS, (1,), FLAT)  # frameworks.linen.geometry: model must be a Module of Linen;
+nnx.geometry(PARAMS, Stiefel())  # frameworks.nnx.geometry: model must be an nnx.Module; got dict:
+linen.geometry(PARAMS, (1,), FLAT)  # frameworks.linen.geometry: model must be a Linen module; got
 optax_muon(0.1, method="svd")  # optax_muon: method must be a MsignMethod such as SVD(); got 'svd'
 optax_muon(0.1).init({"w": COMPLEX})  # optax_muon: parameter 'w' is complex64; train complex
 nnx.geometry(DENSE, Stiefel().transposed())  # geometry: matrices must be a Manifold; got
@@ -389,13 +389,13 @@ LBFGS(memory=0)  # LBFGS.memory must be a whole number in [1, inf); got 0
 TrustRegion(radius=0.0)  # TrustRegion.radius must be a finite number in (0, inf); got 0.0
 
 margin_cross_entropy(COMPLEX, LABELS, 1, 1)  # margin_cross_entropy: logits must be floating point;
-margin_cross_entropy(LOGITS, LOGITS, 1, 1)  # margin_cross_entropy: labels must be whole numbers,
-margin_cross_entropy(LOGITS, LABELS[:2], 1, 1)  # margin_cross_entropy: logits (..., classes), two
-margin_cross_entropy(LOGITS[:, :1], LABELS, 1, 1)  # margin_cross_entropy: logits (..., classes),
+margin_cross_entropy(LOGITS, LOGITS, 1, 1)  # margin_cross_entropy: labels must be class indices;
+margin_cross_entropy(LOGITS, LABELS[:2], 1, 1)  # margin_cross_entropy: logits must be (...,
+margin_cross_entropy(LOGITS[:, :1], LABELS, 1, 1)  # margin_cross_entropy: logits must be (...,
 margin_cross_entropy(LOGITS, LABELS, -1, 1)  # margin_cross_entropy: offset must be a finite number
 margin_cross_entropy(LOGITS, LABELS, 1, 0)  # margin_cross_entropy: temperature must be above 0; got
 certify(Linear(3, 2), COMPLEX, np.ones((4, 2)))  # certify: logits must be real and finite; got
-certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2)))  # certify takes logits (n, 2 classes or
+certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2)))  # the network must return logits (n, 2
 """
 ROWS = [line.split("  # ") for line in REFUSED.splitlines() if line]
 

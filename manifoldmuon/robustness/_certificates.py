@@ -80,7 +80,7 @@ class CertificationResult(Printed):
         """
         check_number("accuracy(radius)", radius, within="[0, inf)")
         if self.labels is None:
-            raise ValueError("certify was not given the labels that an accuracy needs")
+            raise ValueError("an accuracy needs labels: write certify(..., labels)")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
     def first(self, count: int) -> "CertificationResult":
@@ -153,22 +153,22 @@ def certify(
     if isinstance(net, ExternalModule):
         if model is None:
             raise ValueError(
-                "certify(model) must be the forward function of the model that the ExternalModule "
-                "declares: the logits of both are compared"
+                "certify(model) is missing: an ExternalModule needs the forward function of its "
+                "model, to compare the logits of both"
             )
         net, params = net.network(params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
     if x.ndim < 2 or not (np.isrealobj(x) and np.issubdtype(x.dtype, np.number)):
-        raise ValueError(
-            f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
-        )
+        raise ValueError(f"certify(images) must be numbers (n, ...); got {x.dtype}{list(x.shape)}")
     check_number("certify(batch)", batch, within="[1, inf)", whole=True)
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
     for name, array in (("shift", zero), ("scale", unit)):
         ends = zip(array.shape[::-1], x.shape[:0:-1], strict=False)
         if array.ndim >= x.ndim or any(axis not in (1, wanted) for axis, wanted in ends):
-            raise ValueError(f"certify({name}) must fit one image {x.shape[1:]}; got {array.shape}")
+            raise ValueError(
+                f"certify({name}) must broadcast to an image {x.shape[1:]}; got {array.shape}"
+            )
     check_number("certify(scale)", float(np.min(unit)), within=f"[{np.finfo(float).tiny:g}, inf)")
     truth = None if labels is None else _labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
@@ -176,7 +176,9 @@ def certify(
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
     logits = finite_array("certify: logits", logits)
     if logits.ndim != 2 or logits.shape[1] < 2:
-        raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
+        raise ValueError(
+            f"the network must return logits (n, 2 classes or more); got {logits.shape}"
+        )
     if model is not None:
         _check_same(logits, model, chunks)
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
@@ -222,8 +224,8 @@ def _labels(labels: ArrayLike, count: int) -> np.ndarray:
     found = np.asarray(labels)
     if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
-            f"certify(labels) must be whole numbers, one for each of {count} images; got "
-            f"{found.dtype} of the shape {found.shape}"
+            f"certify(labels) must be {count} whole numbers, as there are {count} images; got "
+            f"{found.dtype}{list(found.shape)}"
         )
     return found
 
@@ -235,9 +237,9 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
         far = float(np.max(np.asarray(_distance(spec.manifold, value)), initial=0.0))
         if not far <= tolerance:
             raise ValueError(
-                f"a weight of the shape {value.shape} is {far:.3g} from its manifold, "
-                f"{spec.manifold}: more than the tolerance {tolerance:g}. Are these the trained "
-                "weights? `spec.manifold.project` brings a weight back to its manifold"
+                f"a weight {value.shape} is {far:.3g} from its manifold, {spec.manifold}; the "
+                f"tolerance is {tolerance:g}. Pass the trained weights, or project them by "
+                "optim.project_tree"
             )
 
     net.map_weights(check, params)
@@ -256,9 +258,9 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
     output = found.outputs
     if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
-            "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
-            f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer; "
-            "the page 'A classifier with a proof' has such networks"
+            "the network has no bound in Euclidean length: its last nonlinearity returns "
+            f"{output}. Add `Flatten` (images) or a mean (tokens) before the last layer, as on "
+            "the page 'A classifier with a proof'"
         )
     if not math.isfinite(found.lipschitz_inputs):
         raise ValueError(f"the network has no Lipschitz constant: {'; '.join(found.reasons)}")

@@ -196,7 +196,10 @@ def test_orthonormal_network_has_lipschitz_constant_one():
     [
         (lambda: factor_between(NormBound(1.0), L2()), "length of the last axis"),
         (lambda: factor_between(NormBound(1.0, norm=L2()), L2(2)), "L2\\(axes=2\\)"),
-        (lambda: factor_between(NormBound(1.0, norm=RMS(2)), L2()), "not known"),
+        (
+            lambda: factor_between(NormBound(1.0, norm=RMS(2)), L2()),
+            "needs the lengths of the axes",
+        ),
         (lambda: L2(0), "axes"),
     ],
 )

@@ -331,7 +331,10 @@ def test_other_weights_than_the_models_are_refused(rng, convolutional):
 def test_model_of_external_module_must_fit(rng, convolutional):
     (params, forward), net = convolutional, ExternalModule(declare({}))
     x = images(rng, 20, 4, 4, 3)
-    with pytest.raises(ValueError, match=r"certify\(model\) must be the forward function"):
+    with pytest.raises(
+        ValueError,
+        match=r"certify\(model\) is missing: an ExternalModule needs the forward function",
+    ):
         certify(net, params, x)
     with pytest.raises(ValueError, match=r"to logits \(20, 4\); got \(20, 3\)"):
         certify(net, params, x, model=lambda x: forward(x)[:, :3])
@@ -375,13 +378,19 @@ def test_external_network_errors_name_missing_weights():
     [
         ({"images": np.ones(6, np.float32)}, "certify\\(images\\)"),
         ({"images": np.ones((2, 6), complex)}, "must be numbers"),
-        ({"labels": np.zeros(3, int)}, "one for each of 2 images"),
+        ({"labels": np.zeros(3, int)}, "must be 2 whole numbers"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),
         ({"images": np.full((2, 6), np.inf, np.float32)}, "logits must be real and finite"),
-        ({"images": np.ones((1, 6)), "shift": np.zeros((6, 6))}, "shift\\) must fit one image"),
-        ({"images": np.ones((1, 6)), "scale": np.ones((3, 1))}, "one image \\(6,\\); got"),
-        ({"scale": np.ones(5)}, "certify\\(scale\\) must fit one image"),
+        (
+            {"images": np.ones((1, 6)), "shift": np.zeros((6, 6))},
+            "shift\\) must broadcast to an image",
+        ),
+        (
+            {"images": np.ones((1, 6)), "scale": np.ones((3, 1))},
+            "must broadcast to an image \\(6,\\); got",
+        ),
+        ({"scale": np.ones(5)}, "certify\\(scale\\) must broadcast to an image"),
         ({"batch": 0}, "certify\\(batch\\) must be a whole number in \\[1, inf\\); got 0"),
     ],
 )
@@ -393,7 +402,7 @@ def test_error_messages(change, message):
 
 def test_unbounded_networks_are_refused(rng):
     divided = Linear(4, 6, Stiefel()) @ RMSDivide()
-    with pytest.raises(ValueError, match="not bounded in Euclidean length"):
+    with pytest.raises(ValueError, match="no bound in Euclidean length"):
         certify(divided, weights_of(divided), images(rng, 3, 6))
-    with pytest.raises(ValueError, match="given the labels"):
+    with pytest.raises(ValueError, match="an accuracy needs labels"):
         certify(FULL, weights_of(FULL), images(rng, 3, 6)).accuracy()
