@@ -148,9 +148,7 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
     """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
-        raise Refused(
-            where, f"truncated: the header takes {size} bytes, and the file has {len(data)}"
-        )
+        raise Refused(where, f"truncated: header of {size} bytes in a file of {len(data)}")
     check_limit(where, "bytes in the header", size, MOST_JSON_BYTES)
     header = parse_json(memoryview(data)[8 : 8 + size], f"{where}, header")
     body = memoryview(data)[8 + size :]
@@ -182,16 +180,13 @@ def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise Refused(where, f"dtype must be in {', '.join(_DTYPES)}; got {short(dtype)}")
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2):
-        raise Refused(
-            where, f"shape and data_offsets must be sizes; got {short(shape)}, {short(offsets)}"
-        )
+        got = f"{short(shape)}, {short(offsets)}"
+        raise Refused(where, f"shape and data_offsets must be sizes; got {got}")
     check_limit(where, "axes", len(shape), MOST_AXES)
     start, stop = offsets
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     if stop - start != wanted:
-        raise Refused(
-            where, f"{dtype}{shape} takes {wanted} bytes; data_offsets span {stop - start}"
-        )
+        raise Refused(where, f"{dtype}{shape} takes {wanted} bytes; offsets span {stop - start}")
     if not wanted:
         raise Refused(where, "is empty: an array must have entries")
     return dtype, tuple(shape), start, stop

@@ -209,7 +209,7 @@ class _Misfit(Exception):
 def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     weight = weights("weight", 2)
     outputs, inputs = weight.shape
-    _expect(inputs == shape[-1], f"the weight {weight.shape} does not fit the input {shape}")
+    _expect_fit(inputs == shape[-1], weight, shape)
 
     def forward(x: np.ndarray) -> np.ndarray:
         return (x.reshape(-1, inputs) @ weight.values.T).reshape(*x.shape[:-1], outputs)
@@ -222,10 +222,7 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
     _expect(axes < len(shape), f"axes={axes} must be below the number of axes of the input {shape}")
     weight = weights("weight", axes + 2)
     *places, outputs, inputs = weight.shape
-    _expect(
-        shape[-axes - 1 :] == (*places, inputs),
-        f"the weight {weight.shape} does not fit the input {shape}",
-    )
+    _expect_fit(shape[-axes - 1 :] == (*places, inputs), weight, shape)
     out = (*shape[:-1], outputs)
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -238,7 +235,7 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
 
 def _bias(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     bias = weights("weight", 1)
-    _expect(bias.shape[0] == shape[-1], f"the weight {bias.shape} does not fit the input {shape}")
+    _expect_fit(bias.shape[0] == shape[-1], bias, shape)
     prove = lambda: Bounds(offset=float(norm(np.broadcast_to(bias.values, shape))))  # noqa: E731
     return Layer("bias", shape, lambda x: x + bias.values, prove, terms=1)
 
@@ -268,10 +265,7 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
 
 def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, half = weights("weight", 2), shape[-1] // 2
-    _expect(
-        rows.shape == (half, 2) and shape[-1] % 2 == 0,
-        f"the weight {rows.shape} does not fit the input {shape}",
-    )
+    _expect_fit(rows.shape == (half, 2) and shape[-1] % 2 == 0, rows, shape)
 
     def prove() -> Bounds:
         square = product(*[float(np.max(norm(rows.values, 1), initial=0.0))] * 2)
@@ -348,10 +342,8 @@ def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
 def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, columns = _count(options, "rows"), _count(options, "columns")
     (*outer, pixels, channels), blocks = _blocks(shape, shape[-3] // rows, shape[-2] // columns)
-    _expect(
-        tuple(outer[-2:]) == (rows, columns),
-        f"rows={rows}, columns={columns} do not divide the input {shape}",
-    )
+    fits = tuple(outer[-2:]) == (rows, columns)
+    _expect(fits, f"rows={rows}, columns={columns} do not divide the input {shape}")
     out = (*outer, channels)
     return Layer(
         "average_pool",
@@ -377,9 +369,7 @@ def _shift(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     frame, axis, offset = weights("weight", 2), options["axis"], _whole(options, "offset")
     channels, rank = frame.shape
-    _expect(
-        rank <= channels == shape[-1], f"the weight {frame.shape} does not fit the input {shape}"
-    )
+    _expect_fit(rank <= channels == shape[-1], frame, shape)
     _expect(axis in (-2, -3) and type(axis) is int, f"axis must be -2 or -3; got {short(axis)}")
     _expect(len(shape) >= -axis, f"axis={axis} exceeds the axes of the input {shape}")
 
@@ -422,12 +412,14 @@ def _expect(fits: object, otherwise: str) -> None:
         raise _Misfit(otherwise)
 
 
+def _expect_fit(fits: object, weight: Weight, shape: Shape) -> None:
+    _expect(fits, f"the weight {weight.shape} does not fit the input {shape}")
+
+
 def _whole(options: dict[str, Any], key: str) -> int:
     value = options[key]
-    _expect(
-        type(value) is int and abs(value) < 2**31,
-        f"{key} must be a whole number; got {short(value)}",
-    )
+    fits = type(value) is int and abs(value) < 2**31
+    _expect(fits, f"{key} must be a whole number; got {short(value)}")
     return value
 
 

@@ -296,17 +296,14 @@ class Builder:
     ) -> Nodes:
         count = options.get("copies")
         if set(options) != {"copies", "layers"} or type(count) is not int or count < 1:
-            raise Refused(
-                where, f"a stack takes copies (1 or more) and layers; got {short(options)}"
-            )
+            raise Refused(where, f"a stack takes copies (above 0), layers; got {short(options)}")
         nodes: list[Layer | Sum] = []
         for i in range(count):
             inner = (*copies, count), (*index, i)
             new = self.sequence(options["layers"], shape, f"{where}.layers", *inner)
             if not new or new[-1].shape != shape:
-                raise Refused(
-                    where, f"a copy must keep the shape {shape}; got {new[-1].shape if new else ()}"
-                )
+                got = new[-1].shape if new else ()
+                raise Refused(where, f"a copy must keep the shape {shape}; got {got}")
             nodes += new
         return tuple(nodes)
 

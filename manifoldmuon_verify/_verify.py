@@ -155,17 +155,11 @@ def _verified(path: Path, weights: str | Path | None, images: str | Path | None)
     _check_heading(told)
     given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"})
     data = _arrays(told["images"], "images", path.parent, images, set())
-    _expect(
-        set(data) == {"images", "labels"},
-        "images",
-        f"expected images and labels; got {short([*data])}",
-    )
+    fits = set(data) == {"images", "labels"}
+    _expect(fits, "images", f"expected images and labels; got {short([*data])}")
     for name, stored in given.items():
-        _expect(
-            stored.dtype in FLOATS,
-            f"weights, {short(name)}",
-            f"must be floating point; got {stored.dtype}",
-        )
+        where, dtype = f"weights, {short(name)}", stored.dtype
+        _expect(dtype in FLOATS, where, f"must be floating point; got {dtype}")
     if told["arithmetic"] == "float32":
         wide = [name for name, stored in given.items() if stored.dtype == "F64"]
         _expect(not wide, "weights", f"float64 arrays {short(wide)} in a float32 certificate")
@@ -176,11 +170,8 @@ def _verified(path: Path, weights: str | Path | None, images: str | Path | None)
     nodes = (normalisation(shape, shift, scale), *body)
     pixels, labels = data["images"], data["labels"]
     out = nodes[-1].shape
-    _expect(
-        len(out) == 1 and out[0] >= 2,
-        "network",
-        f"must return logits of 2 classes or more; got shape {short(out)}",
-    )
+    fits = len(out) == 1 and out[0] >= 2
+    _expect(fits, "network", f"must return logits of 2 classes or more; got {short(out)}")
     _check_images(pixels, labels, shape, out[0])
     claims = _claims(told["claims"], len(labels.raw), out[0])
     batch = check_size(nodes, len(labels.raw), len(set(claims.predictions.tolist())))
@@ -214,12 +205,8 @@ def _numbers(values: np.ndarray) -> str:
 def _check_heading(told: Any) -> None:
     where = "the certificate"
     _expect(isinstance(told, dict), where, "must be an object")
-    _expect(
-        told.get("format") == FORMAT,
-        where,
-        f"format must be {FORMAT!r}; got {short(told.get('format'))}",
-    )
-    version = told.get("version")
+    kind, version = told.get("format"), told.get("version")
+    _expect(kind == FORMAT, where, f"format must be {FORMAT!r}; got {short(kind)}")
     known = type(version) is int and version == VERSION
     _expect(known, where, f"version must be {VERSION}; got {short(version)}")
     _keys(told, _PARTS.split(), where)
@@ -253,9 +240,7 @@ def _arrays(
         _keys(entry, {"dtype", "shape", "sha256"}, place)
         kind = [entry["dtype"], entry["shape"]]
         same = are_counts(entry["shape"]) and kind == [stored.dtype, list(stored.shape)]
-        _expect(
-            same, place, f"declared as {short(kind)}; the file has {stored.dtype}{stored.shape}"
-        )
+        _expect(same, place, f"declared as {short(kind)}, but is {stored.dtype}{stored.shape}")
         same = _is_digest(entry["sha256"]) and entry["sha256"] == stored.digest
         _expect(same, place, "its SHA-256 differs from the certified SHA-256")
     return found
@@ -316,25 +301,16 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
     predictions, radii = told["predictions"], told["radii"]
     fits = are_counts(predictions) and len(predictions) == count
     _expect(fits, where, f"predictions must be {count} classes")
-    _expect(
-        _in_classes(np.asarray(predictions), classes),
-        where,
-        f"predictions must be in [0, {classes})",
-    )
+    fits = _in_classes(np.asarray(predictions), classes)
+    _expect(fits, where, f"predictions must be in [0, {classes})")
     fits = isinstance(radii, list) and len(radii) == count
     _expect(fits, where, f"radii must be {count} numbers")
     for i, radius in enumerate(radii):
         fits = _is_number(radius) and radius >= 0
-        _expect(
-            fits,
-            f"claims, image {i}",
-            f"the radius must be a finite number >= 0; got {short(radius)}",
-        )
-    _expect(
-        are_counts([told["correct"]]),
-        where,
-        f"correct must be a count; got {short(told['correct'])}",
-    )
+        what = f"the radius must be a finite number >= 0; got {short(radius)}"
+        _expect(fits, f"claims, image {i}", what)
+    fits = are_counts([told["correct"]])
+    _expect(fits, where, f"correct must be a count; got {short(told['correct'])}")
     _expect(isinstance(told["certified"], list), where, "certified must be a list")
     certified = []
     for i, entry in enumerate(told["certified"]):
