@@ -140,10 +140,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             "extra": json.loads(json.dumps(extra)),  # as JSON will return it
         }
         # Orbax rejects arrays without entries.
-        whole = jax.tree.map(lambda x: x if np.size(x) else None, tree)
-        items = {"record": ocp.args.JsonSave(record | {"sha256": _sha256(record)})}
-        items["tree"] = ocp.args.PyTreeSave(whole)
-        return self.manager.save(step, args=ocp.args.Composite(**items))
+        whole = ocp.args.PyTreeSave(jax.tree.map(lambda x: x if np.size(x) else None, tree))
+        signed = ocp.args.JsonSave(record | {"sha256": _sha256(record)})
+        return self.manager.save(step, args=ocp.args.Composite(tree=whole, record=signed))
 
     def restore(
         self,
@@ -182,13 +181,15 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             if record["geometry"] is None:
                 raise CheckpointError(f"{where} has no geometry: restore without a table")
             check_geometry(record["geometry"], table, where)
-        saved, given = record["arrays"], _kinds(target)
+        saved, given = (
+            {repr(path): kind for path, kind in kinds.items()}
+            for kinds in (record["arrays"], _kinds(target))
+        )
         if partial:
             saved = {path: kind for path, kind in saved.items() if path in given}
         hint = "continue with its model and optimizer"
         hint += "" if partial else ", or restore some of its leaves by partial=True"
-        _check_same(f"{where} has another tree", *({repr(k): x for k, x in kinds.items()}
-                                                   for kinds in (saved, given)), hint)  # fmt: skip
+        _check_same(f"{where} has another tree", saved, given, hint)
         leave = ocp.PLACEHOLDER if partial else None  # Orbax 0.11.33 then fails at None
         tree = jax.tree.map(_abstract, target)
         tree = jax.tree.map(lambda x: leave if x is None else x, tree, is_leaf=lambda x: x is None)

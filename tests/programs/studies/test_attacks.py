@@ -48,7 +48,7 @@ def test_linear_models_break_at_their_radius():
         points, found = pgd(f, x, labels, reach)
         assert np.sum(found) == robust
         assert np.all(lengths(points, x) <= reach)
-        wrong = np.argmax(np.float64(points) @ w.T, axis=1) != labels
+        wrong = np.argmax(np.asarray(points, np.float64) @ w.T, axis=1) != labels
         np.testing.assert_array_equal(wrong, ~np.asarray(found))
 
 
@@ -76,5 +76,5 @@ def test_large_logits_do_not_blind_the_attack():
 
 def test_nan_gradient_counts_as_broken():
     f = Partial(lambda x: jnp.stack([jnp.sqrt(jnp.sum((x - 1) ** 2, -1)), x[:, 0] - 3], -1))
-    x = np.float32([[1, 1, 1], [0, 1, 1]])
+    x = np.array([[1, 1, 1], [0, 1, 1]], np.float32)
     assert pgd(f, x, np.zeros(2, int), 0.1)[1].tolist() == [False, True]
