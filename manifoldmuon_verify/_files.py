@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon_verify._limits import (
-    DATA_BYTE,
-    JSON_BYTE,
-    JSON_OBJECTS,
     MOST_ARRAYS,
     MOST_AXES,
-    Budget,
+    MOST_BYTES,
+    MOST_JSON_BYTES,
+    check_limit,
 )
 from manifoldmuon_verify._refusal import Refused, short
 
@@ -70,17 +69,15 @@ class Stored:
             yield flat.values(slice(start, start + _CHUNK))
 
 
-def read_bytes(path: Path, where: str, budget: Budget, json: bool = False) -> bytes:
+def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
     """Return all bytes of a regular file, read only once: the hashed bytes are the used bytes."""
     try:
         # Check before opening, because opening a device may have side effects.
-        _check_file(os.stat(path), path, where, budget, json)
+        _check_file(os.stat(path), path, where, most)
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
         with open(os.open(path, flags), "rb") as file:
             # Check again: the file may have been replaced.
-            size = _check_file(os.fstat(file.fileno()), path, where, budget, json)
-            each = (JSON_BYTE, 1 + JSON_OBJECTS) if json else (DATA_BYTE, 1)
-            budget.spend(where, size * each[0], size * each[1])
+            size = _check_file(os.fstat(file.fileno()), path, where, most)
             data = file.read(size + 1)
     except (OSError, ValueError) as error:
         what = getattr(error, "strerror", None) or error
@@ -90,17 +87,11 @@ def read_bytes(path: Path, where: str, budget: Budget, json: bool = False) -> by
     return data
 
 
-def _check_file(found: os.stat_result, path: Path, where: str, budget: Budget, json: bool) -> int:
+def _check_file(found: os.stat_result, path: Path, where: str, most: int) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise Refused(where, f"{path} is not a regular file")
-    size, most = found.st_size, budget.most_bytes(json)
-    if size > most:
-        need = math.ceil(budget.gibibytes * size / most)
-        raise Refused(
-            where,
-            f"{path} has {size} bytes, and {most} are allowed; --gibibytes {need} allows them",
-        )
-    return size
+    check_limit(where, f"bytes in {path}", found.st_size, most)
+    return found.st_size
 
 
 def digest(data: bytes | memoryview) -> str:
@@ -127,7 +118,7 @@ def _unique(pairs: list[tuple[str, Any]], where: str) -> dict[str, Any]:
         seen: set[str] = set()
         # `add` returns None.
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise Refused(where, f"the key {short(twice)} stands twice")
+        raise Refused(where, f"the key {short(twice)} appears twice")
     return found
 
 
@@ -138,7 +129,7 @@ def _number(text: str, where: str) -> float:
         if not math.isfinite(value):
             _refuse_number(text, where)
         if len(text) > 400 or decimal.Decimal(text) != decimal.Decimal(repr(value)):
-            raise Refused(where, f"{short(text)} is no float64, which would be {value!r}")
+            raise Refused(where, f"{short(text)} is not a float64; the nearest is {value!r}")
     return value
 
 
@@ -146,7 +137,7 @@ def _refuse_number(text: str, where: str) -> float:
     raise Refused(where, f"{short(text)} is not a finite number")
 
 
-def parse_arrays(data: bytes, where: str, budget: Budget) -> dict[str, Stored]:
+def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
     """Return the arrays of a file in the safetensors format, by name.
 
     The format: the length of the header in 8 bytes (little-endian), the header, a JSON object with
@@ -157,28 +148,25 @@ def parse_arrays(data: bytes, where: str, budget: Budget) -> dict[str, Stored]:
     """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
-        raise Refused(where, f"cut off: a header of {size} bytes in a file of {len(data)}")
-    if size > budget.most_bytes(json=True):
-        raise Refused(where, f"cut off: a header of {size} bytes")
-    budget.spend(where, size * JSON_BYTE, size * JSON_OBJECTS)
+        raise Refused(where, f"truncated: header of {size} bytes in a file of {len(data)}")
+    check_limit(where, "bytes in the header", size, MOST_JSON_BYTES)
     header = parse_json(memoryview(data)[8 : 8 + size], f"{where}, header")
     body = memoryview(data)[8 + size :]
     if not isinstance(header, dict):
-        raise Refused(where, "the header is not an object")
+        raise Refused(where, "the header must be an object")
     notes = header.pop("__metadata__", {})
     if not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
-        raise Refused(where, "the header's __metadata__ is not an object of strings")
-    if len(header) > MOST_ARRAYS:
-        raise Refused(where, f"{len(header)} arrays; at most {MOST_ARRAYS} are read")
+        raise Refused(where, "__metadata__ of the header must be an object of strings")
+    check_limit(where, "arrays", len(header), MOST_ARRAYS)
     places = {name: _place(entry, f"{where}, {short(name)}") for name, entry in header.items()}
     end = 0
     for name, (_, _, start, stop) in sorted(places.items(), key=lambda item: item[1][2:]):
         if start != end:
-            what = "overlaps another array" if start < end else "leaves a hole before it"
+            what = "overlaps another array" if start < end else "leaves a gap before it"
             raise Refused(f"{where}, {short(name)}", what)
         end = stop
     if end != len(body):
-        raise Refused(where, f"{len(body)} bytes of arrays, and the header tells of {end}")
+        raise Refused(where, f"the file has {len(body)} bytes of arrays; the header declares {end}")
     return {
         name: _stored(body[start:stop], dtype, shape, f"{where}, {short(name)}")
         for name, (dtype, shape, start, stop) in places.items()
@@ -187,20 +175,20 @@ def parse_arrays(data: bytes, where: str, budget: Budget) -> dict[str, Stored]:
 
 def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise Refused(where, "its header must be dtype, shape and data_offsets")
+        raise Refused(where, f"must have dtype, shape and data_offsets; got {short(entry)}")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise Refused(where, f"the dtype {short(dtype)} is none of {', '.join(_DTYPES)}")
+        raise Refused(where, f"dtype must be in {', '.join(_DTYPES)}; got {short(dtype)}")
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2):
-        raise Refused(where, f"shape {short(shape)} or offsets {short(offsets)} are not sizes")
-    if len(shape) > MOST_AXES:
-        raise Refused(where, f"of {len(shape)} axes; at most {MOST_AXES} are read")
+        got = f"{short(shape)}, {short(offsets)}"
+        raise Refused(where, f"shape and data_offsets must be sizes; got {got}")
+    check_limit(where, "axes", len(shape), MOST_AXES)
     start, stop = offsets
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     if stop - start != wanted:
-        raise Refused(where, f"{stop - start} bytes for {dtype}{shape}, which takes {wanted}")
+        raise Refused(where, f"{dtype}{shape} takes {wanted} bytes; offsets span {stop - start}")
     if not wanted:
-        raise Refused(where, "is empty")
+        raise Refused(where, "is empty: an array must have entries")
     return dtype, tuple(shape), start, stop
 
 

@@ -37,7 +37,6 @@ from typing import Any
 import numpy as np
 
 from manifoldmuon_verify._files import Stored
-from manifoldmuon_verify._limits import CALL, DECOMPOSE, DECOMPOSE_CALL, PRODUCT, touch
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import (
     Arithmetic,
@@ -103,11 +102,9 @@ class Weight:
         """Upper bound on the spectral norm of all matrices' magnitudes."""
         return max(operator_norm(matrix) for matrix in self._matrices)
 
-    @property
-    def seconds(self) -> float:
-        """Estimated time of `spectra`."""
-        few, many = sorted(self.shape[-2:])
-        return self.numbers // (few * many) * (DECOMPOSE_CALL + DECOMPOSE * many * few**2)
+    def bounds(self) -> "Bounds":
+        """Bound the product with the matrices."""
+        return Bounds(self.largest, self.operator_norm)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,9 +133,6 @@ class Layer:
       prove: computes the bounds.
       terms: number of consecutive roundings, or terms of the longest sum.
       weight: array of matrices that enter matrix products; None for other layers.
-      products: scalar multiplications in matrix products, per image.
-      numbers: size of the largest intermediate array, per image.
-      passes: passes over the largest array, in units of an elementwise multiplication.
     """
 
     kind: str
@@ -147,9 +141,6 @@ class Layer:
     prove: Callable[[], Bounds] = Bounds
     terms: int = 0
     weight: Weight | None = None
-    products: int = 0
-    numbers: int = 0
-    passes: int = 1
 
     @functools.cached_property
     def bounds(self) -> Bounds:
@@ -158,15 +149,6 @@ class Layer:
     @property
     def lipschitz(self) -> float:
         return self.bounds.lipschitz
-
-    def largest(self) -> int:
-        """Return the size of the largest array, per image."""
-        return max(self.numbers, math.prod(self.shape))
-
-    def seconds(self, images: int, batches: int) -> float:
-        """Estimate the time of `forward` and its rounding bounds."""
-        each = PRODUCT * self.products + (self.passes + 2) * touch(self.largest())
-        return images * each + batches * CALL
 
     def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
         """Bound the norm of the output's rounding error; `size` and result are `(n,)`."""
@@ -190,7 +172,7 @@ def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
         offset = product(norm(np.broadcast_to(shift, shape)), least)
         return Bounds(least, gain=least, offset=offset)
 
-    return Layer("input", shape, lambda x: (x - shift) / scale, prove, terms=6, passes=2)
+    return Layer("input", shape, lambda x: (x - shift) / scale, prove, terms=6)
 
 
 def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, where: str) -> Layer:
@@ -207,13 +189,13 @@ def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, wh
       Refused: the kind is unknown, or options and shapes do not fit.
     """
     if kind not in _KINDS:
-        raise Refused(where, f"the kind {short(kind)} is unknown")
+        raise Refused(where, f"unknown kind {short(kind)}")
     maker, keys, axes = _KINDS[kind]
     if set(options) != keys:
-        wanted = ", ".join(sorted(keys)) or "nothing"
-        raise Refused(where, f"{kind} takes {wanted} and got {short(sorted(options))}")
+        wanted = ", ".join(sorted(keys)) or "none"
+        raise Refused(where, f"{kind} takes the keys {wanted}; got {short(sorted(options))}")
     if len(shape) < axes:
-        raise Refused(where, f"{kind} takes {axes} axes; its input is {shape}")
+        raise Refused(where, f"{kind} takes {axes} axes or more; its input is {shape}")
     try:
         return maker(options, weights, shape)
     except _Misfit as error:
@@ -227,28 +209,20 @@ class _Misfit(Exception):
 def _linear(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     weight = weights("weight", 2)
     outputs, inputs = weight.shape
-    _expect(inputs == shape[-1], f"a matrix {weight.shape} for an input {shape}")
+    _expect_fit(inputs == shape[-1], weight, shape)
 
     def forward(x: np.ndarray) -> np.ndarray:
         return (x.reshape(-1, inputs) @ weight.values.T).reshape(*x.shape[:-1], outputs)
 
-    return Layer(
-        "linear",
-        (*shape[:-1], outputs),
-        forward,
-        lambda: Bounds(weight.largest, weight.operator_norm),
-        terms=inputs,
-        weight=weight,
-        products=math.prod(shape) * outputs,
-    )
+    return Layer("linear", (*shape[:-1], outputs), forward, weight.bounds, inputs, weight)
 
 
 def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     axes = _count(options, "axes")
-    _expect(axes < len(shape), f"{axes} axes of places in {shape}")
+    _expect(axes < len(shape), f"axes={axes} must be below the number of axes of the input {shape}")
     weight = weights("weight", axes + 2)
     *places, outputs, inputs = weight.shape
-    _expect(shape[-axes - 1 :] == (*places, inputs), f"{weight.shape} for an input {shape}")
+    _expect_fit(shape[-axes - 1 :] == (*places, inputs), weight, shape)
     out = (*shape[:-1], outputs)
 
     def forward(x: np.ndarray) -> np.ndarray:
@@ -256,29 +230,20 @@ def _locally_connected(options: dict[str, Any], weights: Weights, shape: Shape) 
         rows = np.moveaxis(x.reshape(-1, len(matrices), inputs), 1, 0)
         return np.moveaxis(rows @ np.swapaxes(matrices, -1, -2), 0, 1).reshape(len(x), *out)
 
-    return Layer(
-        "locally_connected",
-        out,
-        forward,
-        lambda: Bounds(weight.largest, weight.operator_norm),
-        terms=inputs,
-        weight=weight,
-        products=math.prod(shape) * outputs,
-        passes=3,
-    )
+    return Layer("locally_connected", out, forward, weight.bounds, inputs, weight)
 
 
 def _bias(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     bias = weights("weight", 1)
-    _expect(bias.shape[0] == shape[-1], f"a bias {bias.shape} for an input {shape}")
+    _expect_fit(bias.shape[0] == shape[-1], bias, shape)
     prove = lambda: Bounds(offset=float(norm(np.broadcast_to(bias.values, shape))))  # noqa: E731
     return Layer("bias", shape, lambda x: x + bias.values, prove, terms=1)
 
 
 def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     factor = options["factor"]
-    _expect(type(factor) in (int, float), f"the factor {short(factor)} is not a number")
-    _expect(abs(factor) <= 2**64, f"the factor {short(factor)} is too large")
+    _expect(type(factor) in (int, float), f"factor must be a number; got {short(factor)}")
+    _expect(abs(factor) <= 2**64, f"factor must be at most 2**64; got {short(factor)}")
     factor = float(factor)
     size = abs(factor)
     return Layer("scale", shape, lambda x: factor * x, lambda: Bounds(size, size), terms=2)
@@ -286,7 +251,7 @@ def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
 
 def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     size, features = _count(options, "size"), shape[-1]
-    _expect(features % size == 0, f"{features} features do not fall into groups of {size}")
+    _expect(features % size == 0, f"size={size} does not divide the {features} features")
 
     def forward(x: np.ndarray) -> np.ndarray:
         if size == 2:  # MaxMin, the most common activation; sorting takes ten times as long
@@ -295,14 +260,12 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
         groups = x.reshape(*x.shape[:-1], size, features // size)
         return np.flip(np.sort(groups, axis=-2), axis=-2).reshape(x.shape)
 
-    return Layer(
-        "group_sort", shape, forward, passes=2 if size == 2 else 20 + 2 * size.bit_length()
-    )
+    return Layer("group_sort", shape, forward)
 
 
 def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, half = weights("weight", 2), shape[-1] // 2
-    _expect(rows.shape == (half, 2) and shape[-1] % 2 == 0, f"rows {rows.shape} for {shape}")
+    _expect_fit(rows.shape == (half, 2) and shape[-1] % 2 == 0, rows, shape)
 
     def prove() -> Bounds:
         square = product(*[float(np.max(norm(rows.values, 1), initial=0.0))] * 2)
@@ -314,7 +277,7 @@ def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Lay
         fold = 2 * np.minimum(one * first + other * second, 0)
         return np.concatenate([first - fold * one, second - fold * other], axis=-1)
 
-    return Layer("householder", shape, forward, prove, terms=8, passes=6)
+    return Layer("householder", shape, forward, prove, terms=8)
 
 
 def _entrywise(kind: str, function: Callable[[np.ndarray], np.ndarray]) -> Any:
@@ -328,13 +291,12 @@ def _mean_subtract(options: dict[str, Any], weights: Weights, shape: Shape) -> L
         lambda x: x - np.mean(x, axis=-1, keepdims=True),
         lambda: Bounds(gain=2.0),
         terms=shape[-1] + 4,
-        passes=2,
     )
 
 
 def _flatten(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     axes = _count(options, "axes")
-    _expect(axes <= len(shape), f"{axes} axes of {shape}")
+    _expect(axes <= len(shape), f"axes={axes} exceeds the axes of the input {shape}")
     flat = (*shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]))
     return Layer("flatten", flat, lambda x: x.reshape(len(x), *flat))
 
@@ -351,7 +313,7 @@ def _blocks(shape: Shape, rows: int, columns: int) -> tuple[Shape, Callable[...,
     """
     *batch, height, width, channels = shape
     fits = rows and columns and height % rows == 0 and width % columns == 0
-    _expect(fits, f"blocks of {rows} by {columns} pixels in {shape}")
+    _expect(fits, f"blocks of {rows} by {columns} pixels do not divide the input {shape}")
     cut = (*batch, height // rows, rows, width // columns, columns, channels)
     joined = (*batch, height // rows, width // columns, rows * columns, channels)
 
@@ -365,7 +327,7 @@ def _space_to_depth(options: dict[str, Any], weights: Weights, shape: Shape) -> 
     side = _count(options, "side")
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, pixels * channels)
-    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out), passes=2)
+    return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out))
 
 
 def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -373,19 +335,15 @@ def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, channels)
     return Layer(
-        "norm_pool",
-        out,
-        lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)),
-        terms=pixels + 4,
-        numbers=math.prod(shape),
-        passes=4,
+        "norm_pool", out, lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)), terms=pixels + 4
     )
 
 
 def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     rows, columns = _count(options, "rows"), _count(options, "columns")
     (*outer, pixels, channels), blocks = _blocks(shape, shape[-3] // rows, shape[-2] // columns)
-    _expect(tuple(outer[-2:]) == (rows, columns), f"{shape} does not divide into {rows, columns}")
+    fits = tuple(outer[-2:]) == (rows, columns)
+    _expect(fits, f"rows={rows}, columns={columns} do not divide the input {shape}")
     out = (*outer, channels)
     return Layer(
         "average_pool",
@@ -393,8 +351,6 @@ def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> La
         lambda x: np.mean(blocks(x), axis=-2),
         lambda: Bounds(float(up(1 / down(np.sqrt(pixels))))),
         terms=pixels + 4,
-        numbers=math.prod(shape),
-        passes=3,
     )
 
 
@@ -407,15 +363,15 @@ def _shift(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         moved = [np.roll(part, n, axis) for part, (n, axis) in zip(moving, ways, strict=True)]
         return np.concatenate([stay, *moved], axis=-1)
 
-    return Layer("shift", shape, forward, passes=3)
+    return Layer("shift", shape, forward)
 
 
 def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     frame, axis, offset = weights("weight", 2), options["axis"], _whole(options, "offset")
     channels, rank = frame.shape
-    _expect(channels == shape[-1], f"a frame {frame.shape} for an input {shape}")
-    _expect(axis in (-2, -3) and type(axis) is int, f"the axis {short(axis)} is not -2 or -3")
-    _expect(len(shape) >= -axis, f"axis {axis} of {shape}")
+    _expect_fit(rank <= channels == shape[-1], frame, shape)
+    _expect(axis in (-2, -3) and type(axis) is int, f"axis must be -2 or -3; got {short(axis)}")
+    _expect(len(shape) >= -axis, f"axis={axis} exceeds the axes of the input {shape}")
 
     def forward(x: np.ndarray) -> np.ndarray:
         part = ((x.reshape(-1, channels) @ frame.values) @ frame.values.T).reshape(x.shape)
@@ -426,17 +382,7 @@ def _two_tap(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
         terms = product(frame.operator_norm, frame.operator_norm)
         return Bounds(max(1.0, float(up(2 * square - 1))), up(1 + 2 * terms))
 
-    return Layer(
-        "two_tap",
-        shape,
-        forward,
-        prove,
-        terms=channels + rank + 4,
-        weight=frame,
-        products=2 * math.prod(shape) * rank,
-        numbers=math.prod(shape[:-1]) * max(rank, channels),
-        passes=5,
-    )
+    return Layer("two_tap", shape, forward, prove, terms=channels + rank + 4, weight=frame)
 
 
 # For each kind: its builder, its keys, and the least number of input axes.
@@ -466,13 +412,18 @@ def _expect(fits: object, otherwise: str) -> None:
         raise _Misfit(otherwise)
 
 
+def _expect_fit(fits: object, weight: Weight, shape: Shape) -> None:
+    _expect(fits, f"the weight {weight.shape} does not fit the input {shape}")
+
+
 def _whole(options: dict[str, Any], key: str) -> int:
     value = options[key]
-    _expect(type(value) is int and abs(value) < 2**31, f"{key} {short(value)} is no whole number")
+    fits = type(value) is int and abs(value) < 2**31
+    _expect(fits, f"{key} must be a whole number; got {short(value)}")
     return value
 
 
 def _count(options: dict[str, Any], key: str) -> int:
     value = _whole(options, key)
-    _expect(value >= 1, f"{key} is {value}, which is not at least 1")
+    _expect(value >= 1, f"{key} must be at least 1; got {value}")
     return value

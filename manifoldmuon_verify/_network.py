@@ -12,12 +12,21 @@ import numpy as np
 
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import Layer, Shape, Weight, build
-from manifoldmuon_verify._limits import CALL, DEEPEST, IN_CACHE, MOST_LAYERS, Budget, touch
+from manifoldmuon_verify._limits import (
+    DECOMPOSE,
+    DEEPEST,
+    MATRIX,
+    MOST_LAYERS,
+    MOST_NUMBERS,
+    MOST_WORK,
+    TOUCH,
+    check_limit,
+)
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, down, norm, product, total, up
 
-# Largest array during evaluation, unless a single image takes more.
-_MOST_NUMBERS = IN_CACHE
+# Numbers in an array of a batch, unless a single image has more; they fit in a cache.
+_BATCH_NUMBERS = 2**18
 # Above this norm, squares could overflow in float32.
 _LARGEST_SINGLE = 2.0**60
 # Layers that may follow the last linear layer: they only scale differences of two logits.
@@ -86,61 +95,43 @@ def layers(nodes: Nodes) -> Iterator[Layer]:
             yield node
 
 
-def _sums(nodes: Nodes, depth: int = 0) -> Iterator[tuple[Sum, int]]:
-    """Yield all sums with their nesting depth."""
-    for node in nodes:
-        if isinstance(node, Sum):
-            yield node, depth
-            for branch in node.branches:
-                yield from _sums(branch, depth + 1)
-
-
 def used_matrices(nodes: Nodes) -> list[Weight]:
     """Return the distinct weights that enter matrix products."""
     found = {id(layer.weight): layer.weight for layer in layers(nodes) if layer.weight}
     return list(found.values())
 
 
-def plan(nodes: Nodes, images: int, predicted: int, budget: Budget) -> int:
-    """Charge the proof's time and memory to the budget, before the work starts.
+def check_size(nodes: Nodes, images: int, predicted: int) -> int:
+    """Refuse networks that are too large; return the number of images per batch.
 
     Args:
       nodes: the network, starting with the normalisation.
       images: number of images.
       predicted: number of distinct predicted classes.
-      budget: remaining budget; refuses excessive work.
-
-    Returns:
-      The number of images per batch.
     """
-    every, sums = list(layers(nodes)), list(_sums(nodes))
-    largest = max(layer.largest() for layer in every)
-    batch = min(images, max(1, _MOST_NUMBERS // largest))
-    batches = -(-images // batch)
-    matrices = used_matrices(nodes)
-    enclosing = sum(matrix.seconds for matrix in matrices)
-    evaluating = sum(layer.seconds(images, batches) for layer in every)
-    for node, _ in sums:
-        evaluating += len(node.branches) * (
-            images * 4 * touch(math.prod(node.shape)) + batches * CALL
-        )
-    # Each nested sum holds its input, the total and a branch; a layer holds 6 arrays.
-    arrays = 3 * max((depth + 1 for _, depth in sums), default=0) + 6
-    budget.spend(
-        "the network",
-        enclosing + evaluating,
-        8 * arrays * batch * largest
-        + 16 * 8 * max((math.prod(matrix.shape[-2:]) for matrix in matrices), default=0),
+    head, (classes,) = _head(nodes)[1], nodes[-1].shape
+    largest, work = 1, images * (_operations(nodes) + 8 * TOUCH * classes)
+    for layer in layers(nodes):
+        largest = max(largest, math.prod(layer.shape))
+        check_limit(f"the layer {layer.kind}", "numbers for an image", largest, MOST_NUMBERS)
+    for weight in used_matrices(nodes):
+        numbers, short_side = math.prod(weight.shape[-2:]), min(weight.shape[-2:])
+        check_limit(weight.where, "numbers in a matrix", numbers, MOST_NUMBERS)
+        work += weight.numbers // numbers * (MATRIX + DECOMPOSE * numbers * short_side)
+    check_limit("the claims", "pairs of classes", predicted * classes, MOST_NUMBERS)
+    work += predicted * TOUCH * (head.numbers if head else classes)
+    check_limit("the network", "multiplications", work, MOST_WORK)
+    return min(images, max(1, _BATCH_NUMBERS // largest))
+
+
+def _operations(nodes: Nodes) -> int:
+    """Count the multiplications for an image."""
+    return sum(
+        sum(_operations(branch) + TOUCH * math.prod(node.shape) for branch in node.branches)
+        if isinstance(node, Sum)
+        else math.prod(node.shape) * (node.terms + TOUCH)
+        for node in nodes
     )
-    (classes,) = nodes[-1].shape
-    head = _head(nodes)[1]
-    features = head.shape[-1] if head else 1
-    budget.spend(
-        "the logits",
-        predicted * (CALL + 3 * touch(classes * features)) + 8 * images * touch(classes),
-        8 * classes * (predicted + 4 * features),
-    )
-    return batch
 
 
 def evaluate(nodes: Nodes, state: State) -> State:
@@ -267,7 +258,7 @@ class Builder:
           index: index of this copy in each enclosing stack.
         """
         if not isinstance(entries, list):
-            raise Refused(where, f"{short(entries)} is not a list of layers")
+            raise Refused(where, f"must be a list of layers; got {short(entries)}")
         nodes: list[Layer | Sum] = []
         for i, entry in enumerate(entries):
             new = self._entry(entry, shape, f"{where}[{i}]", copies, index)
@@ -279,10 +270,10 @@ class Builder:
         self, entry: Any, shape: Shape, where: str, copies: tuple[int, ...], index: tuple[int, ...]
     ) -> Nodes:
         self._count(where)
-        if where.count("[") > 2 * DEEPEST:
+        if where.count("[") > DEEPEST:
             raise Refused(f"{where[:40]}...", "nested too deeply")
         if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
-            raise Refused(where, f"{short(entry)} is not a layer")
+            raise Refused(where, f"must be a layer, an object with a kind; got {short(entry)}")
         options = {key: value for key, value in entry.items() if key != "kind"}
         kind = entry["kind"]
         if kind == "stack":
@@ -305,13 +296,14 @@ class Builder:
     ) -> Nodes:
         count = options.get("copies")
         if set(options) != {"copies", "layers"} or type(count) is not int or count < 1:
-            raise Refused(where, f"a stack takes copies and layers and got {short(options)}")
+            raise Refused(where, f"a stack takes copies (above 0), layers; got {short(options)}")
         nodes: list[Layer | Sum] = []
         for i in range(count):
             inner = (*copies, count), (*index, i)
             new = self.sequence(options["layers"], shape, f"{where}.layers", *inner)
             if not new or new[-1].shape != shape:
-                raise Refused(where, f"a copy makes {new[-1].shape if new else ()} of {shape}")
+                got = new[-1].shape if new else ()
+                raise Refused(where, f"a copy must keep the shape {shape}; got {got}")
             nodes += new
         return tuple(nodes)
 
@@ -325,7 +317,7 @@ class Builder:
     ) -> Sum:
         entries = options.get("branches")
         if set(options) != {"branches"} or not isinstance(entries, list) or not entries:
-            raise Refused(where, f"a sum takes branches and got {short(options)}")
+            raise Refused(where, f"a sum takes branches (1 or more); got {short(options)}")
         for _ in entries:
             self._count(where)
         branches = tuple(
@@ -334,13 +326,12 @@ class Builder:
         )
         shapes = {branch[-1].shape if branch else shape for branch in branches}
         if len(shapes) > 1:
-            raise Refused(where, f"branches of different shapes {short(sorted(shapes))}")
+            raise Refused(where, f"branches must have the same shape; got {short(sorted(shapes))}")
         return Sum(branches, shapes.pop())
 
     def _count(self, where: str) -> None:
         self._built += 1
-        if self._built > MOST_LAYERS:
-            raise Refused(where, f"more than {MOST_LAYERS} layers and branches")
+        check_limit(where, "layers and branches", self._built, MOST_LAYERS)
 
     def _array(
         self, name: Any, axes: int, where: str, copies: tuple[int, ...], index: tuple[int, ...]
@@ -352,8 +343,8 @@ class Builder:
         if stored.shape[: len(copies)] != copies or len(stored.shape) != len(copies) + axes:
             raise Refused(
                 where,
-                f"the array {short(name)} is {stored.shape}; wanted are {axes} axes"
-                + (f" behind those of the stacks, {copies}" if copies else ""),
+                f"the array {short(name)} has shape {stored.shape}; expected {axes} axes"
+                + (f" after the axes {copies} of the stacks" if copies else ""),
             )
         made = Weight(stored, index, f"weights, {short(name)}")
         return self._weights.setdefault((name, index), made)

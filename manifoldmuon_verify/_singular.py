@@ -55,11 +55,11 @@ def singular_values(matrix: np.ndarray) -> SingularValues:
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
     largest = np.max(np.abs(tall), initial=0.0)
     if not largest <= LARGEST:
-        raise ArithmeticError(f"an entry of magnitude {largest:.3g}: nothing is enclosed")
+        raise ArithmeticError(f"entries must be finite, at most {LARGEST:.3g}; got {largest:.3g}")
     exponent = int(np.frexp(largest)[1])
     scaled = np.ldexp(tall, -exponent)
     if not np.array_equal(np.ldexp(scaled, exponent), tall):
-        raise ArithmeticError("entries of such different sizes are not scaled without rounding")
+        raise ArithmeticError("entries differ too much in size to be scaled exactly")
     try:
         left, values, right = np.linalg.svd(scaled, full_matrices=False)
     except np.linalg.LinAlgError as error:
@@ -74,7 +74,7 @@ def singular_values(matrix: np.ndarray) -> SingularValues:
     rounded = product(2 * DOUBLE.unit, total(norm(weighted), left.size * DOUBLE.tiny))
     r = total(residual(scaled, weighted, right.T), product(rounded, up(np.sqrt(1 + b))))
     if not (a < 0.5 and b < 0.5 and np.isfinite(r)):
-        raise ArithmeticError("the singular vectors found are not orthonormal")
+        raise ArithmeticError("LAPACK returned singular vectors that are not orthonormal")
     least = down(np.sqrt(down(down(1 - a) * down(1 - b))))
     most = up(np.sqrt(product(up(1 + a), up(1 + b))))
     lower = np.ldexp(down(down(values * least) - r), exponent)

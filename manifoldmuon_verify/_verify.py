@@ -22,16 +22,16 @@ from manifoldmuon_verify._files import (
     read_bytes,
 )
 from manifoldmuon_verify._layers import Shape, normalisation
-from manifoldmuon_verify._limits import GIBIBYTES, MOST_AXES, SECONDS, Budget
+from manifoldmuon_verify._limits import MOST_AXES, MOST_JSON_BYTES
 from manifoldmuon_verify._network import (
     Builder,
     Nodes,
     PairConstants,
     State,
+    check_size,
     evaluate,
     lipschitz,
     lower_margins,
-    plan,
     used_matrices,
 )
 from manifoldmuon_verify._refusal import Refused, short
@@ -122,21 +122,15 @@ def verify(
     certificate: str | Path,
     weights: str | Path | None = None,
     images: str | Path | None = None,
-    *,
-    seconds: float = SECONDS,
-    gibibytes: float = GIBIBYTES,
 ) -> Report:
     """Check a certificate against its weights and images.
 
-    Time and memory are estimated beforehand from the sizes of files and arrays, for one core of a
-    modest computer; certificates that exceed a limit are refused.
+    Certificates with files or arrays above fixed limits are refused before the work starts.
 
     Args:
       certificate: JSON file, or a directory with `certificate.json`.
       weights: file of the weights; by default the file named in the certificate, in its directory.
       images: file of images and labels; default as for `weights`.
-      seconds: time limit.
-      gibibytes: memory limit. Files of weights and images may take 1/8 of it, JSON 1/128.
 
     Returns:
       The proved results.
@@ -144,35 +138,31 @@ def verify(
     Raises:
       Refused: the certificate is not accepted; a one-line message gives the reason, and `radii`
         has what is proved, if only the claims are refused.
-      ValueError: a limit is not positive.
     """
-    budget = Budget(seconds, gibibytes)
     try:
         check_arithmetic()
         with np.errstate(all="ignore"):
-            return _verified(Path(certificate), weights, images, budget)
+            return _verified(Path(certificate), weights, images)
     except ArithmeticError as error:
         raise Refused("this computer", str(error)) from error
     except MemoryError as error:
         raise Refused("this computer", "has too little memory for this certificate") from error
 
 
-def _verified(
-    path: Path, weights: str | Path | None, images: str | Path | None, budget: Budget
-) -> Report:
+def _verified(path: Path, weights: str | Path | None, images: str | Path | None) -> Report:
     path = path / "certificate.json" if os.path.isdir(path) else path
-    told = parse_json(read_bytes(path, "the certificate", budget, json=True), "the certificate")
+    told = parse_json(read_bytes(path, "the certificate", MOST_JSON_BYTES), "the certificate")
     _check_heading(told)
-    given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"}, budget)
-    # Weights are widened to float64 on use, and kept.
-    budget.spend("weights", 0.0, 8.0 * sum(stored.raw.size for stored in given.values()))
-    data = _arrays(told["images"], "images", path.parent, images, set(), budget)
-    _expect(set(data) == {"images", "labels"}, "images", "wanted are the arrays images and labels")
+    given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"})
+    data = _arrays(told["images"], "images", path.parent, images, set())
+    fits = set(data) == {"images", "labels"}
+    _expect(fits, "images", f"expected images and labels; got {short([*data])}")
     for name, stored in given.items():
-        _expect(stored.dtype in FLOATS, f"weights, {short(name)}", f"of dtype {stored.dtype}")
+        where, dtype = f"weights, {short(name)}", stored.dtype
+        _expect(dtype in FLOATS, where, f"must be floating point; got {dtype}")
     if told["arithmetic"] == "float32":
         wide = [name for name, stored in given.items() if stored.dtype == "F64"]
-        _expect(not wide, "weights", f"{short(wide)} in float64: not what float32 deploys")
+        _expect(not wide, "weights", f"float64 arrays {short(wide)} in a float32 certificate")
     shape, claimed, shift, scale = _input(told["input"])
     builder = Builder(given)
     body = builder.sequence(told["network"], shape, "network")
@@ -180,11 +170,11 @@ def _verified(
     nodes = (normalisation(shape, shift, scale), *body)
     pixels, labels = data["images"], data["labels"]
     out = nodes[-1].shape
-    _expect(len(out) == 1 and out[0] >= 2, "network", f"makes {short(out)}: no logits")
+    fits = len(out) == 1 and out[0] >= 2
+    _expect(fits, "network", f"must return logits of 2 classes or more; got {short(out)}")
     _check_images(pixels, labels, shape, out[0])
     claims = _claims(told["claims"], len(labels.raw), out[0])
-    predicted = len(set(claims.predictions.tolist()))
-    batch = plan(nodes, len(labels.raw), predicted, budget)
+    batch = check_size(nodes, len(labels.raw), len(set(claims.predictions.tolist())))
     found = _range(pixels, claimed)
     single = told["arithmetic"] == "float32"
     radii, better = _radii(nodes, pixels, claims, single, batch)
@@ -214,15 +204,15 @@ def _numbers(values: np.ndarray) -> str:
 
 def _check_heading(told: Any) -> None:
     where = "the certificate"
-    _expect(isinstance(told, dict), where, "is not an object")
-    _expect(told.get("format") == FORMAT, where, f"the format is {short(told.get('format'))}")
-    version = told.get("version")
+    _expect(isinstance(told, dict), where, "must be an object")
+    kind, version = told.get("format"), told.get("version")
+    _expect(kind == FORMAT, where, f"format must be {FORMAT!r}; got {short(kind)}")
     known = type(version) is int and version == VERSION
-    _expect(known, where, f"of version {short(version)}; this verifier knows {VERSION}")
+    _expect(known, where, f"version must be {VERSION}; got {short(version)}")
     _keys(told, _PARTS.split(), where)
-    _expect(told["norm"] == "l2", where, f"the norm {short(told['norm'])} is unknown")
+    _expect(told["norm"] == "l2", where, f"norm must be 'l2'; got {short(told['norm'])}")
     known = told["arithmetic"] in ("real", "float32")
-    _expect(known, where, f"the arithmetic {short(told['arithmetic'])} is unknown")
+    _expect(known, where, f"arithmetic must be real or float32; got {short(told['arithmetic'])}")
 
 
 def _arrays(
@@ -231,29 +221,28 @@ def _arrays(
     folder: Path,
     path: str | Path | None,
     more: set[str],
-    budget: Budget,
 ) -> dict[str, Stored]:
     """Read a file's arrays, and check that they are bit for bit the declared arrays."""
     _keys(told, {"file", "sha256", "arrays"} | more, where)
     name = told["file"]
     plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]{0,99}", name, re.ASCII)
-    _expect(plain, where, f"{short(name)} is not the name of a file beside the certificate")
-    data = read_bytes(folder / name if path is None else Path(path), where, budget)
+    _expect(plain, where, f"file must be a name without folders; got {short(name)}")
+    data = read_bytes(folder / name if path is None else Path(path), where)
     same = _is_digest(told["sha256"]) and told["sha256"] == digest(data)
-    _expect(same, where, "the file is not the one that was certified: its SHA-256 differs")
-    found = parse_arrays(data, where, budget)
-    _expect(isinstance(told["arrays"], dict), where, "the arrays are not an object")
+    _expect(same, where, "the SHA-256 of the file differs from the certified SHA-256")
+    found = parse_arrays(data, where)
+    _expect(isinstance(told["arrays"], dict), where, "arrays must be an object")
     for array in sorted(set(told["arrays"]) ^ set(found)):
-        lacking = "declared and not in the file" if array in told["arrays"] else "not declared"
+        lacking = "declared, but not in the file" if array in told["arrays"] else "not declared"
         raise Refused(f"{where}, {short(array)}", lacking)
     for array, stored in found.items():
         place, entry = f"{where}, {short(array)}", told["arrays"][array]
         _keys(entry, {"dtype", "shape", "sha256"}, place)
         kind = [entry["dtype"], entry["shape"]]
         same = are_counts(entry["shape"]) and kind == [stored.dtype, list(stored.shape)]
-        _expect(same, place, f"declared as {short(kind)}, and is {stored.dtype}{stored.shape}")
+        _expect(same, place, f"declared as {short(kind)}, but is {stored.dtype}{stored.shape}")
         same = _is_digest(entry["sha256"]) and entry["sha256"] == stored.digest
-        _expect(same, place, "is not the array that was certified: its SHA-256 differs")
+        _expect(same, place, "its SHA-256 differs from the certified SHA-256")
     return found
 
 
@@ -262,26 +251,26 @@ def _input(told: Any) -> tuple[Shape, tuple[float, float], np.ndarray, np.ndarra
     _keys(told, {"shape", "pixels", "shift", "scale"}, where)
     shape, pixels = told["shape"], told["pixels"]
     fits = are_counts(shape) and 0 < len(shape) < MOST_AXES and all(shape)
-    _expect(fits, where, f"the shape {short(shape)} is not that of an image")
+    _expect(fits, where, f"shape must be the positive sizes of an image; got {short(shape)}")
     shift, scale = (_per_channel(told[key], shape[-1], key) for key in ("shift", "scale"))
     fits = np.all((scale >= 2.0**-60) & (scale <= 2.0**60))
-    _expect(fits, where, f"the scale {short(told['scale'])} is not positive")
+    _expect(fits, where, f"scale must be within [2**-60, 2**60]; got {short(told['scale'])}")
     fits = isinstance(pixels, list) and len(pixels) == 2 and all(map(_is_number, pixels))
     fits = fits and pixels[0] <= pixels[1]
-    _expect(fits, where, f"pixels is {short(pixels)}, not the least and the largest value")
+    _expect(fits, where, f"pixels must be [smallest, largest]; got {short(pixels)}")
     return tuple(shape), (float(pixels[0]), float(pixels[1])), shift, scale
 
 
 def _per_channel(told: Any, channels: int, key: str) -> np.ndarray:
     entries = told if isinstance(told, list) else [told]
     fits = all(map(_is_number, entries)) and len(entries) in (1, channels)
-    _expect(fits, "input", f"the {key} {short(told)} is not a number, or one a channel")
+    _expect(fits, "input", f"{key} must be a number or {channels} numbers; got {short(told)}")
     return np.asarray(entries, np.float64)
 
 
 def _check_uses(uses: Mapping[str, set[str]], shared: Any) -> None:
     fits = isinstance(shared, list) and all(isinstance(name, str) for name in shared)
-    _expect(fits, "weights", f"shared is {short(shared)}, not a list of names")
+    _expect(fits, "weights", f"shared must be a list of names; got {short(shared)}")
     shared = set(shared)
     for name, places in uses.items():
         where = f"weights, {short(name)}"
@@ -290,18 +279,20 @@ def _check_uses(uses: Mapping[str, set[str]], shared: Any) -> None:
             how = f"used in {short(sorted(places))}"
             raise Refused(where, f"{how} and {'' if name in shared else 'not '}declared as shared")
     strange = sorted(shared - set(uses))
-    _expect(not strange, "weights", f"{short(strange)} declared as shared is no array")
+    _expect(not strange, "weights", f"shared names unknown arrays {short(strange)}")
 
 
 def _check_images(pixels: Stored, labels: Stored, shape: Shape, classes: int) -> None:
-    _expect(pixels.dtype in (*FLOATS, "U8", "I32"), "images", f"of dtype {pixels.dtype}")
+    _expect(pixels.dtype in (*FLOATS, "U8", "I32"), "images", f"unsupported dtype {pixels.dtype}")
     fits = pixels.shape[1:] == shape
-    _expect(fits, "images", f"the images are {pixels.shape[1:]}, and the input {shape}")
+    _expect(fits, "images", f"each image is {pixels.shape[1:]}; the declared input is {shape}")
     fits = labels.dtype in ("U8", "I32", "I64") and labels.shape == pixels.shape[:1]
-    _expect(fits, "images", f"labels {labels.dtype}{labels.shape} for images {pixels.shape}")
     _expect(
-        _in_classes(labels.values(), classes), "images", f"a label is none of {classes} classes"
+        fits,
+        "images",
+        f"labels must be {pixels.shape[:1]} integers; got {labels.dtype}{labels.shape}",
     )
+    _expect(_in_classes(labels.values(), classes), "images", f"labels must be in [0, {classes})")
 
 
 def _claims(told: Any, count: int, classes: int) -> _Claims:
@@ -310,14 +301,17 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
     predictions, radii = told["predictions"], told["radii"]
     fits = are_counts(predictions) and len(predictions) == count
     _expect(fits, where, f"predictions must be {count} classes")
-    _expect(_in_classes(np.asarray(predictions), classes), where, "a prediction is no class")
+    fits = _in_classes(np.asarray(predictions), classes)
+    _expect(fits, where, f"predictions must be in [0, {classes})")
     fits = isinstance(radii, list) and len(radii) == count
     _expect(fits, where, f"radii must be {count} numbers")
     for i, radius in enumerate(radii):
         fits = _is_number(radius) and radius >= 0
-        _expect(fits, f"claims, image {i}", f"the radius {short(radius)} is no length")
-    _expect(are_counts([told["correct"]]), where, f"correct is {short(told['correct'])}")
-    _expect(isinstance(told["certified"], list), where, "certified is not a list")
+        what = f"the radius must be a finite number >= 0; got {short(radius)}"
+        _expect(fits, f"claims, image {i}", what)
+    fits = are_counts([told["correct"]])
+    _expect(fits, where, f"correct must be a count; got {short(told['correct'])}")
+    _expect(isinstance(told["certified"], list), where, "certified must be a list")
     certified = []
     for i, entry in enumerate(told["certified"]):
         place = f"claims, certified[{i}]"
@@ -325,7 +319,7 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
         fits = (
             _is_number(entry["radius"]) and entry["radius"] >= 0 and are_counts([entry["images"]])
         )
-        _expect(fits, place, f"{short(entry)} is not a radius and a number of images")
+        _expect(fits, place, f"must be a radius and a number of images; got {short(entry)}")
         certified.append((float(entry["radius"]), entry["images"]))
     return _Claims(
         np.asarray(predictions, np.int64),
@@ -339,7 +333,7 @@ def _range(pixels: Stored, claimed: tuple[float, float]) -> tuple[float, float]:
     """Return the least and largest pixel; refuse pixels outside the claimed range."""
     ends = [(float(np.min(chunk)), float(np.max(chunk))) for chunk in pixels.chunks()]
     least, most = min(low for low, _ in ends), max(high for _, high in ends)
-    what = f"pixels within [{least!r}, {most!r}], and {list(claimed)} is claimed"
+    what = f"pixels are within [{least!r}, {most!r}]; claimed is {list(claimed)}"
     _expect(claimed[0] <= least and most <= claimed[1], "images", what)
     return least, most
 
@@ -386,7 +380,7 @@ def _check_radii(
         what = f"the radius {claims.radii[i].item()!r} is not proved, only {most}"
     else:
         what = (
-            f"predicted is class {claims.predictions[i]}, and class {better[i]} has a larger logit"
+            f"class {claims.predictions[i]} is predicted, but class {better[i]} has a larger logit"
         )
     listed = [f"{j} by {claims.radii[j] - radii[j]:.3g}" for j in short_of[:5]]
     more = ", ..." if len(short_of) > 5 else ""
@@ -400,22 +394,22 @@ def _counts(
     """Count correct images and images certified at each radius; refuse counts below the claims."""
     correct = int(np.sum(right))
     if claims.correct > correct:
-        what = f"{claims.correct} images correct, and {correct} are proved to be"
+        what = f"{claims.correct} correct images are claimed; {correct} are proved"
         raise Refused("claims", what, proved)
     certified, ordered = [], np.sort(claims.radii[right])
     for i, (radius, images) in enumerate(claims.certified):
         found = len(ordered) - int(np.searchsorted(ordered, radius))
         if images > found:
-            what = f"{images} images certified at {radius!r}, and {found} are by their radii"
+            what = f"{images} images are claimed at radius {radius!r}; {found} are proved"
             raise Refused(f"claims, certified[{i}]", what, proved)
         certified.append((radius, found))
     return correct, tuple(certified)
 
 
 def _keys(told: Any, wanted: Any, where: str) -> None:
-    _expect(isinstance(told, dict), where, f"{short(told)} is not an object")
+    _expect(isinstance(told, dict), where, f"must be an object; got {short(told)}")
     for key in sorted(set(told) ^ set(wanted)):
-        raise Refused(where, f"{'unknown' if key in told else 'no'} key {short(key)}")
+        raise Refused(where, f"{'unknown' if key in told else 'missing'} key {short(key)}")
 
 
 def _expect(fits: object, where: str, otherwise: str) -> None:

@@ -159,9 +159,9 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """
     name = type(module).__name__
     raise TypeError(
-        f"there is no sound bound for {name}, and its declared sensitivity may not hold for every "
-        f"input: decorate a function (bond: {name}, weights, x) -> bounds.LipschitzBounds with "
-        "@bounds.propagate.register, as the page 'Bounds' shows"
+        f"no bound for all inputs is registered for {name}: decorate a function (bond: {name}, "
+        "weights, x) -> bounds.LipschitzBounds with @bounds.propagate.register, as on the page "
+        "'Bounds'"
     )
 
 
@@ -223,11 +223,13 @@ def bound(
     check_number("bound(radius)", radius, within="[0, inf)")
     check_number("bound(drift)", drift, within="[0, inf)")
     if (radius and params is None) or (drift and params is not None):
-        raise ValueError("radius goes with params: a ball around them; drift goes without")
+        raise ValueError(
+            "bound(radius) needs params, the centre of the ball; bound(drift) takes no params"
+        )
     external = None
     if isinstance(module, ExternalModule):
         if params is None:
-            raise ValueError("bound(params) must be given for an ExternalModule")
+            raise ValueError("bound(params) is missing: an ExternalModule needs its weights")
         external = module.weights()
         module, params = module.network(params)
     known = functools.partial(weight_of, radius=float(radius), drift=float(drift))

@@ -102,7 +102,7 @@ class NormBound:
         number("[0, inf)")("NormBound.upper", 0 if self.upper == math.inf else self.upper)
         if not 0 <= self.lower <= self.upper:
             raise ValueError(
-                f"a NormBound needs 0 <= lower <= upper; got {self.lower}, {self.upper}"
+                f"NormBound: 0 <= lower <= upper must hold; got {self.lower}, {self.upper}"
             )
 
     def scaled(self, factor: float, **changes: Any) -> "NormBound":
@@ -129,7 +129,9 @@ class NormBound:
     def expect_numbers(self) -> None:
         """Raise `ValueError` for tokens, which allow no arithmetic."""
         if self.norm == OneHot():
-            raise ValueError(f"values measured as {self.norm} cannot be computed with here")
+            raise ValueError(
+                f"this module takes arrays of numbers; got an input in the norm {self.norm}"
+            )
 
     def __str__(self) -> str:
         low = f"{self.lower:.4g} … " if self.lower and self.lower != self.upper else ""
@@ -159,14 +161,14 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
     if source == target:
         return 1.0
     if OneHot() in (source, target):
-        raise ValueError(f"a value measured as {source} cannot be read as {target}")
+        raise ValueError(f"an input in the norm {source} cannot be converted to {target}")
     if isinstance(target, L2):
         # A length over fewer axes is no larger; for more axes, their sizes would be needed.
         axes = source.axes if isinstance(source, L2) else 1
         if target.axes > axes or (isinstance(source, RMS) and source.heads > 1):
             raise ValueError(
-                f"from the norm {source} to {target} takes the lengths of axes that are not "
-                f"known here: declare the input as NormBound(..., norm={target!r})"
+                f"converting {source} to {target} needs the lengths of the axes: declare the input "
+                f"as NormBound(..., norm={target!r})"
             )
         return _root_of_features(size, target) if isinstance(source, RMS | LInf) else 1.0
     if isinstance(source, L2):
@@ -183,7 +185,7 @@ def factor_between(size: NormBound, target: ActivationNorm) -> float:
 def _root_of_features(size: NormBound, target: ActivationNorm) -> float:
     if size.features is None:
         raise ValueError(
-            f"from the norm {size.norm} to {target} takes the length of the last axis, "
-            "which is not known here: declare the input as NormBound(..., features=...)"
+            f"converting {size.norm} to {target} needs the length of the last axis: declare the "
+            "input as NormBound(..., features=...)"
         )
     return math.sqrt(size.features)

@@ -75,9 +75,8 @@ def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBoun
       MatrixBounds(spectral=2.0, row=2.0, least_singular=2.0, least_row=2.0)
     """
     raise TypeError(
-        f"it is not known how large the points of {type(space).__name__} are: decorate a function "
-        "(manifold, shape, drift) -> bounds.MatrixBounds with @bounds.matrix_bounds.register, as "
-        "the page 'Bounds' shows"
+        f"no bound is registered for {type(space).__name__}: decorate a function (manifold, shape, "
+        "drift) -> bounds.MatrixBounds with @bounds.matrix_bounds.register, as on the page 'Bounds'"
     )
 
 

@@ -242,8 +242,8 @@ def entries(
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
         raise ValueError(
-            f"geometry: the overrides {idle} are of no parameter (an earlier one may have taken"
-            f" theirs); the parameters are {list(found)}"
+            f"geometry: the overrides {idle} match no parameter, or an earlier override matches"
+            f" first; the parameters are {list(found)}"
         )
     resolve_geometry(found, params)
     return found
@@ -289,8 +289,8 @@ def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, 
         return role
     if len(options) != 1 or role.layout is None:
         raise ValueError(
-            f"geometry: {path!r} has the shape {shape}, and one copy of its module {single}: stack"
-            f" copies along the first axis, or say the layout: overrides={{{path!r}:"
+            f"geometry: {path!r} has shape {shape}; a single copy of its module has {single}: stack"
+            f" copies along the first axis, or give the layout: overrides={{{path!r}:"
             " manifold.with_axes(in_axes, out_axes)}"
         )
 
@@ -332,8 +332,8 @@ def _lay_out(entry: Manifold, role: Role, path: str) -> LaidOut:
     if entry.ndim > 2:
         if role.kernel is None:
             raise ValueError(
-                f"geometry: {path!r} is a matrix, and {entry} takes kernels: choose a manifold of"
-                " matrices, and this one for convolutions="
+                f"geometry: {path!r} is a matrix, but {entry} takes kernels: write"
+                f" convolutions={entry}, and choose a manifold of matrices for the rest"
             )
         layout = role.kernel
         if isinstance(norm, ConvRMSToRMS):
@@ -342,8 +342,8 @@ def _lay_out(entry: Manifold, role: Role, path: str) -> LaidOut:
     if isinstance(scale, Lipschitz):
         if role.overlap is None:
             raise ValueError(
-                f"geometry: Lipschitz() does not bound {path!r}, which repeats pixels as padding or"
-                " masks its kernel: pad with zeros, or override its entry"
+                f"geometry: Lipschitz() does not bound {path!r}: its convolution pads with pixels"
+                " or masks its kernel; pad with zeros, or override its entry"
             )
         scale = dataclasses.replace(scale, overlap=role.overlap)
         entry = dataclasses.replace(cast(Any, entry), scale=scale)

@@ -57,8 +57,8 @@ def geometry(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            "frameworks.linen.geometry: model must be a Module of Linen; got a"
-            f" {type(model).__name__}. frameworks.nnx, equinox and haiku read those of the others"
+            "frameworks.linen.geometry: model must be a Linen module; got"
+            f" {type(model).__name__}: use frameworks.nnx or frameworks.equinox"
         )
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides

@@ -89,8 +89,8 @@ def geometry(
     """
     if not isinstance(model, nnx.Module):
         raise TypeError(
-            f"frameworks.nnx.geometry: model must be an nnx.Module; got a {type(model).__name__}."
-            " frameworks.linen, equinox and haiku read the modules of the others"
+            f"frameworks.nnx.geometry: model must be an nnx.Module; got {type(model).__name__}: use"
+            " frameworks.linen or frameworks.equinox"
         )
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides

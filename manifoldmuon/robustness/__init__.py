@@ -2,28 +2,17 @@
 
 A 1-Lipschitz network keeps its label under every movement of the input shorter than a radius given
 by its margin: `certify` computes the radius of each image, and `export` writes a certificate that
-others can check. `margin_cross_entropy` trains for such margins; `pgd` bounds the certifiable
-accuracy from above.
+others can check. `margin_cross_entropy` trains for such margins.
 """
 
-from manifoldmuon.robustness._attacks import AttackResult, pgd
-from manifoldmuon.robustness._certificates import (
-    CertificationResult,
-    certified_accuracy,
-    certified_radius,
-    certify,
-)
+from manifoldmuon.robustness._certificates import CertificationResult, certify
 from manifoldmuon.robustness._export import describe, export
 from manifoldmuon.robustness._losses import margin_cross_entropy
 
 __all__ = [
-    "AttackResult",
     "CertificationResult",
-    "certified_accuracy",
-    "certified_radius",
     "certify",
     "describe",
     "export",
     "margin_cross_entropy",
-    "pgd",
 ]

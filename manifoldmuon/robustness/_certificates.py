@@ -14,10 +14,9 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
-from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
-from manifoldmuon._internal.matrices.arrays import largest, upcast
+from manifoldmuon._internal.arguments import check_number, finite_array
 from manifoldmuon._internal.text import Printed
-from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NetworkBounds, NormBound, bound
+from manifoldmuon.bounds import L2, NetworkBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.modules import Bias, Compose, ExternalModule, Identity, Linear, Module, Mul
 
@@ -81,7 +80,7 @@ class CertificationResult(Printed):
         """
         check_number("accuracy(radius)", radius, within="[0, inf)")
         if self.labels is None:
-            raise ValueError("certify was not given the labels that an accuracy needs")
+            raise ValueError("an accuracy needs labels: write certify(..., labels)")
         return float(np.mean((self.predicted == self.labels) & (self.radii >= radius)))
 
     def first(self, count: int) -> "CertificationResult":
@@ -154,22 +153,22 @@ def certify(
     if isinstance(net, ExternalModule):
         if model is None:
             raise ValueError(
-                "certify(model) must be the forward function of the model that the ExternalModule "
-                "declares: the logits of both are compared"
+                "certify(model) is missing: an ExternalModule needs the forward function of its "
+                "model, to compare the logits of both"
             )
         net, params = net.network(params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
     if x.ndim < 2 or not (np.isrealobj(x) and np.issubdtype(x.dtype, np.number)):
-        raise ValueError(
-            f"certify(images) must be numbers (n, ...); got {x.dtype} of the shape {x.shape}"
-        )
+        raise ValueError(f"certify(images) must be numbers (n, ...); got {x.dtype}{list(x.shape)}")
     check_number("certify(batch)", batch, within="[1, inf)", whole=True)
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
     for name, array in (("shift", zero), ("scale", unit)):
         ends = zip(array.shape[::-1], x.shape[:0:-1], strict=False)
         if array.ndim >= x.ndim or any(axis not in (1, wanted) for axis, wanted in ends):
-            raise ValueError(f"certify({name}) must fit one image {x.shape[1:]}; got {array.shape}")
+            raise ValueError(
+                f"certify({name}) must broadcast to an image {x.shape[1:]}; got {array.shape}"
+            )
     check_number("certify(scale)", float(np.min(unit)), within=f"[{np.finfo(float).tiny:g}, inf)")
     truth = None if labels is None else _labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
@@ -177,92 +176,15 @@ def certify(
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
     logits = finite_array("certify: logits", logits)
     if logits.ndim != 2 or logits.shape[1] < 2:
-        raise ValueError(f"certify takes logits (n, 2 classes or more); got {logits.shape}")
+        raise ValueError(
+            f"the network must return logits (n, 2 classes or more); got {logits.shape}"
+        )
     if model is not None:
         _check_same(logits, model, chunks)
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
     radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
     return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, found)
-
-
-@check_arguments(radius=number("[0, inf)"), lipschitz=number("[0, inf)"))
-def certified_accuracy(
-    logits: Float[Array, "*n k"],
-    labels: Int[Array, "*n"],
-    radius: ArrayLike,
-    lipschitz: ArrayLike = 1.0,
-) -> Float[Array, ""]:
-    """Return the share of examples with a right label and a margin above `sqrt(2) L radius`.
-
-    Computed in JAX, for logs while training. It is the certified accuracy if L is a Euclidean
-    Lipschitz constant of the logits, such as 1 for a 1-Lipschitz network with all weights on their
-    manifolds. For final results use `certify`, which computes the constant from the weights.
-
-    Args:
-      logits: `(..., k)`, for k classes.
-      labels: `(...)`, whole numbers below k.
-      radius: length in units of the network's input; 0 or more.
-      lipschitz: the constant L; 0 or more.
-
-    Examples:
-      >>> logits, labels = jnp.array([[3.0, 0.0], [0.0, 0.1]]), jnp.array([0, 1])
-      >>> float(certified_accuracy(logits, labels, radius=0.5))
-      0.5
-    """
-    logits, reach = upcast(logits), upcast(jnp.asarray(lipschitz)) * upcast(jnp.asarray(radius))
-    own = jnp.take_along_axis(logits, labels[..., None], axis=-1)
-    others = jnp.where(jnp.arange(logits.shape[-1]) == labels[..., None], -jnp.inf, logits)
-    margin = own[..., 0] - largest(others, -1, initial=-jnp.inf)
-    return jnp.mean((margin > math.sqrt(2) * reach).astype(jnp.float32))
-
-
-def certified_radius(
-    bounds: NetworkBounds, logits: ArrayLike | Sequence[Any]
-) -> Float[np.ndarray, "..."]:
-    """Return radii within which the largest logit of each input stays the largest.
-
-    A radius is the margin between the two largest logits, divided by the margin's Lipschitz
-    constant. With `L = bounds.lipschitz_inputs`, this constant is `sqrt(2 d) L` for d logits
-    measured by RMS, `sqrt(2) L` for logits measured by `L2`, and `2 L` for logits measured by
-    `LInf`.
-
-    Radii are in the norm of the bounds' input: the largest RMS norm of a token or pixel, or the
-    Euclidean length if the bounds are for `NormBound(..., norm=L2(...))`. For radii class by
-    class, in units of pixels, see `certify`.
-
-    Args:
-      bounds: bounds of the network for inputs of every size (`input_norm=math.inf`), with a single
-        input array and a single output array.
-      logits: `(..., d)`, the logits of the inputs, by the same weights.
-
-    Raises:
-      ValueError: the bounds are for some inputs only, input or output is a tuple, or logits are not
-        finite or of fewer than two classes.
-
-    Examples:
-      >>> bounds = mm.bounds.bound(mm.modules.Linear(2, 2), input_norm=np.inf)
-      >>> print(certified_radius(bounds, [3.0, 1.0]))
-      1.0
-    """
-    inner, outer = bounds.inputs, bounds.outputs
-    if not isinstance(inner, NormBound) or not isinstance(outer, NormBound):
-        raise ValueError("a radius takes one input array and one output array, not tuples")
-    if inner.upper < math.inf or inner.lower > 0:
-        raise ValueError(f"a radius takes bounds for inputs of every size; got {inner}")
-    scores = finite_array("certified_radius: logits", logits)
-    if scores.shape[-1:] < (2,):
-        raise ValueError(f"certified_radius takes two logits or more; got the shape {scores.shape}")
-    runner_up, winner = np.moveaxis(np.partition(scores, -2, axis=-1)[..., -2:], -1, 0)
-    if outer.norm == LInf():
-        gain = 2.0
-    elif isinstance(outer.norm, L2):
-        gain = math.sqrt(2)
-    else:
-        read = LipschitzBounds.convert_norm(outer, RMS()).slopes.item()
-        gain = math.sqrt(2 * scores.shape[-1]) * read
-    slope, margin = gain * bounds.lipschitz_inputs, winner - runner_up
-    return np.where(margin > 0, margin / slope if slope else math.inf, 0.0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -302,8 +224,8 @@ def _labels(labels: ArrayLike, count: int) -> np.ndarray:
     found = np.asarray(labels)
     if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
-            f"certify(labels) must be whole numbers, one for each of {count} images; got "
-            f"{found.dtype} of the shape {found.shape}"
+            f"certify(labels) must be {count} whole numbers, as there are {count} images; got "
+            f"{found.dtype}{list(found.shape)}"
         )
     return found
 
@@ -315,9 +237,9 @@ def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
         far = float(np.max(np.asarray(_distance(spec.manifold, value)), initial=0.0))
         if not far <= tolerance:
             raise ValueError(
-                f"a weight of the shape {value.shape} is {far:.3g} from its manifold, "
-                f"{spec.manifold}: more than the tolerance {tolerance:g}. Are these the trained "
-                "weights? `spec.manifold.project` brings a weight back to its manifold"
+                f"a weight {value.shape} is {far:.3g} from its manifold, {spec.manifold}; the "
+                f"tolerance is {tolerance:g}. Pass the trained weights, or project them by "
+                "optim.project_tree"
             )
 
     net.map_weights(check, params)
@@ -336,9 +258,9 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
     output = found.outputs
     if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
-            "the network is not bounded in Euclidean length: behind its last nonlinearity it is "
-            f"measured by {output}. Images need `Flatten` or tokens a mean before the last layer; "
-            "the page 'A classifier with a proof' has such networks"
+            "the network has no bound in Euclidean length: its last nonlinearity returns "
+            f"{output}. Add `Flatten` (images) or a mean (tokens) before the last layer, as on "
+            "the page 'A classifier with a proof'"
         )
     if not math.isfinite(found.lipschitz_inputs):
         raise ValueError(f"the network has no Lipschitz constant: {'; '.join(found.reasons)}")

@@ -6,7 +6,6 @@ import decimal
 import functools
 import hashlib
 import json
-import math
 import os
 import shutil
 import tempfile
@@ -87,10 +86,10 @@ def export(
     """
     place = Path(directory)
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise FileExistsError(f"{place} holds something already; name a new directory")
+        raise FileExistsError(f"{place} is not empty; name a new directory")
     images, labels, radii = certified.images, certified.labels, certified.radii
     if labels is None:
-        raise ValueError("certify was not given the labels that a certificate needs")
+        raise ValueError("a certificate needs labels: write certify(..., labels)")
     if not (np.isfinite(radii) & (radii >= 0)).all():
         raise ValueError("radii must be finite and not negative")
     if arithmetic not in ("real", "float32"):
@@ -98,13 +97,13 @@ def export(
     low, high = (np.min(images), np.max(images)) if pixels is None else pixels
     if not (low <= np.min(images) and np.max(images) <= high):
         raise ValueError(
-            f"pixels must hold all images, which are within [{np.min(images)}, {np.max(images)}]; "
+            f"pixels must include all images, which are in [{np.min(images)}, {np.max(images)}]; "
             f"got {pixels!r}"
         )
     arrays = Arrays()
     for name, array in (("shift", certified.shift), ("scale", certified.scale)):
         if array.ndim > 1 or array.size not in (1, images.shape[-1]):
-            raise ValueError(f"{name} must be one number, or one per channel; got {array.shape}")
+            raise ValueError(f"{name} must be a number, or a number per channel; got {array.shape}")
     network = describe(certified.net, certified.params, arrays)
     weights, weight_file = _packed("weights.safetensors", arrays.values)
     pictures, image_file = _packed(
@@ -157,7 +156,7 @@ def _proved(contents: dict[str, bytes]) -> np.ndarray:
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder, "certificate"), contents)
         try:
-            radii = verify(Path(folder, "certificate"), seconds=math.inf, gibibytes=2**20).radii
+            radii = verify(Path(folder, "certificate")).radii
         except Refused as refusal:
             if refusal.radii is None:
                 raise ValueError(f"the verifier refuses these weights or images: {refusal}") from (
@@ -193,8 +192,8 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
     """
     if not module.entry:
         raise TypeError(
-            f"the verifier knows nothing like {module.describe()}: a certificate can be exported "
-            "for networks of Linear, Bias, GroupSort and the layers on the page 'Certificates'"
+            f"{module.describe()} cannot be exported: the verifier reads Linear, Bias, GroupSort "
+            "and the layers on the page 'Certificates'"
         )
     kind, *fields = module.entry
     weight = {"weight": arrays.add(kind, params)} if isinstance(module, Atom) else {}
@@ -208,7 +207,7 @@ def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry
     for i, (part, weights) in enumerate(parts):
         if isinstance(part, Concatenate):
             if i + 1 == len(parts) or not isinstance(parts[i + 1][0], Add):
-                raise TypeError("modules side by side can be exported only with Add behind them")
+                raise TypeError("parallel modules can be exported only if Add follows them")
             branches = [
                 describe(branch, inner, arrays)
                 for branch, inner in zip(part.modules, weights, strict=True)
@@ -217,7 +216,7 @@ def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry
         elif not isinstance(part, Add):
             entries += describe(part, weights, arrays)
         elif not i or not isinstance(parts[i - 1][0], Concatenate):
-            raise TypeError("Add can be exported only behind modules side by side")
+            raise TypeError("Add can be exported only after parallel modules")
     return entries
 
 

@@ -51,14 +51,14 @@ def margin_cross_entropy(
         raise TypeError(f"{name}: logits must be floating point; got {jnp.result_type(logits)}")
     if not jnp.issubdtype(jnp.result_type(labels), jnp.integer):
         raise TypeError(
-            f"{name}: labels must be whole numbers, one for each example; got"
-            f" {jnp.result_type(labels)}. Of one-hot labels take jnp.argmax(labels, -1)"
+            f"{name}: labels must be class indices; got"
+            f" {jnp.result_type(labels)}. For one-hot labels, write jnp.argmax(labels, -1)"
         )
     shape, rows = jnp.shape(logits), jnp.shape(labels)
     if len(shape) == 0 or shape[:-1] != rows or shape[-1] < 2:
         raise ValueError(
-            f"{name}: logits (..., classes), two classes or more, go with labels (...); got shapes"
-            f" {shape} and {rows}"
+            f"{name}: logits must be (..., classes), with two classes or more, and labels (...);"
+            f" got shapes {shape} and {rows}"
         )
     for argument, value in {"offset": offset, "temperature": temperature}.items():
         if not isinstance(value, jax.Array):

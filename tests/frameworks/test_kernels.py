@@ -161,7 +161,7 @@ def test_gates_of_haiku_convolutional_lstm_are_matrices_of_their_own(dims):
 
 def test_manifold_of_kernels_for_matrices_raises():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
-    with pytest.raises(ValueError, match="'kernel' is a matrix, and .* takes kernels: choose"):
+    with pytest.raises(ValueError, match="'kernel' is a matrix, but .* takes kernels: write"):
         nnx_reader.geometry(model, KERNELS)
 
 

@@ -220,7 +220,7 @@ def test_overrides_by_type_and_path():
         None
     }
     for unused in ({"nowhere": None}, {nnx.Conv: None}):
-        with pytest.raises(ValueError, match=r"the overrides \['(nowhere|Conv)'\] are of no para"):
+        with pytest.raises(ValueError, match=r"the overrides \['(nowhere|Conv)'\] match no para"):
             reading.geometry(model, FLAT, overrides=known | unused)
 
 
@@ -277,7 +277,7 @@ def test_lora_step_is_of_the_rate_in_rms_norms():
 
 
 def test_lora_geometry_refuses_other_models():
-    with pytest.raises(ValueError, match=r"the overrides \['LoRA'\] are of no parameter"):
+    with pytest.raises(ValueError, match=r"the overrides \['LoRA'\] match no parameter"):
         reading.lora_geometry(nnx.Linear(4, 5, rngs=rngs()))
     model = nnx.Linear(4, 5, rngs=rngs())
     model.kernel_lora_a = nnx.LoRAParam(jnp.ones((4, 2)))  # as Qwix does

@@ -89,11 +89,11 @@ def test_convolution_stack_on_later_axis_keeps_taps():
 def test_ambiguous_stack_axis_is_refused():
     """Eight copies of a (3, 8) kernel: the last two axes are indistinguishable."""
     model = equinox_stack(lambda key: eqx.nn.Linear(8, 3, use_bias=False, key=key), 1)
-    with pytest.raises(ValueError, match=r"'weight' has the shape \(3, 8, 8\), and one copy"):
+    with pytest.raises(ValueError, match=r"'weight' has shape \(3, 8, 8\); a single copy"):
         equinox_reader.geometry(model, Stiefel())
 
 
 def test_embedding_stack_on_later_axis_is_refused():
     model = nnx_stack(lambda key: nnx.Embed(3, 5, rngs=nnx.Rngs(params=key)), 1)
-    with pytest.raises(ValueError, match=r"'embedding' has the shape \(3, 8, 5\)"):
+    with pytest.raises(ValueError, match=r"'embedding' has shape \(3, 8, 5\)"):
         nnx_reader.geometry(model, Stiefel(), embedding=EmbeddingRows())

@@ -13,7 +13,7 @@ import traceback
 
 from manifoldmuon_verify.__main__ import main
 
-MEMORY, CPU_SECONDS, WALL_SECONDS = 2**30, 20, 300
+MEMORY, CPU_SECONDS, WALL_SECONDS = 2**30, 60, 300
 
 
 def limited(folder: str) -> tuple[int, float, float]:

@@ -206,11 +206,11 @@ def test_pixels_normalised_as_declared(rng, shift, scale):
 @pytest.mark.parametrize(
     ("axes", "shape", "message"),
     [
-        (0, (2, 3, 4), "not at least 1"),
-        (1, (2, 3, 4), "wanted are 3 axes"),
-        (2, (3, 4), "2 axes of places in"),
-        (2, (3, 2, 4), "for an input"),
-        (2, (2, 3, 5), "for an input"),
+        (0, (2, 3, 4), "must be at least 1"),
+        (1, (2, 3, 4), "expected 3 axes"),
+        (2, (3, 4), "axes=2 must be below"),
+        (2, (3, 2, 4), "does not fit the input"),
+        (2, (2, 3, 5), "does not fit the input"),
     ],
 )
 def test_mismatched_positions_are_refused(rng, axes, shape, message):

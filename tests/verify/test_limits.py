@@ -12,7 +12,6 @@ import pytest
 
 import manifoldmuon_verify._layers
 from manifoldmuon_verify import verify
-from manifoldmuon_verify.__main__ import main
 from tests.verify import fuzz
 from tests.verify.forge import (
     FILES,
@@ -57,43 +56,47 @@ PIXELS = np.zeros((3, 12), np.uint8)
 
 # Edit and message.
 WORK = {
-    "an input of four billion numbers": (put("input.shape", [65535, 32768, 2]), "for an input"),
+    "an input of four billion numbers": (put("input.shape", [65535, 32768, 2]), "does not fit the"),
     "the same without a layer that refuses it": (
         every(with_network(PIXELS, {"kind": "flatten", "axes": 3}),
-              put("input.shape", [65535, 32768, 2])), "the images are"),
+              put("input.shape", [65535, 32768, 2])), "each image is"),
     "an image of 1 MB by a matrix of one column": (
         with_network(np.zeros((1, 2**20, 1), np.uint8), linear("w"), FLAT, w=np.ones((4096, 1))),
-        "the network: would take"),
+        "the layer linear: 4294967296 numbers for an image; at most 4194304"),
     "matrices with a slow decomposition": (
         with_network(np.zeros((1, 2), np.uint8), linear("v"), linear("w"),
                      v=np.ones((2048, 2)), w=np.ones((4096, 2048))),
-        r"the network: would take about \d+ s, and 10 s are allowed; --seconds \d+ allows it"),
+        "weights, 'w': 8388608 numbers in a matrix; at most 4194304 are accepted"),
     "a million empty branches": (
         insert("network.0", kind="sum", branches=[[]] * 10**6),
-        "more than 10000 layers and branches"),
+        "10001 layers and branches; at most 10000"),
     "layers on many images": (
         with_network(np.zeros((20_000, 12), np.uint8),
                      {"kind": "stack", "copies": 9000, "layers": [{"kind": "abs"}]}),
-        "the network: would take about .* s, and 10 s"),
+        r"the network: \d+ multiplications; at most"),
+    "a table of too many pairs of classes": (
+        every(with_network(np.zeros((17, 1), np.uint8), linear("w"), w=np.ones((2**18, 1))),
+              put("claims.predictions", list(range(17)))),
+        "the claims: 4456448 pairs of classes; at most 4194304"),
     "unused arrays": (
         weights(**{f"x{i}": ("F32", [1], bytes(4)) for i in range(10_001)}),
-        "at most 10000 are read"),
-    "a shape of 65 axes": (weights(**{"8.bias": ("F32", [1] * 64 + [3], bytes(12))}), "of 65 axes"),
+        "10010 arrays; at most 10000"),
+    "a shape of 65 axes": (weights(**{"8.bias": ("F32", [1] * 64 + [3], bytes(12))}), "65 axes; "),
     "a shape of 20,000 axes": (
-        weights(**{"8.bias": ("F32", [2**47] * 20_000, bytes(12))}), "of 20000 axes"),
+        weights(**{"8.bias": ("F32", [2**47] * 20_000, bytes(12))}), "20000 axes; at most 16"),
     "no numbers in an endless shape": (
         weights(**{"8.bias": ("F32", [0, 2**47, 2**47], b"")}), "is empty"),
-    "a layer in 900 lists": (put("network", deep(900)), "is not a layer"),
-    "a format in 900 lists": (put("format", deep(900)), "the format is"),
-    "a shape in 900 lists": (put("input.shape", deep(900)), "the shape"),
-    "an input of 65 axes": (put("input.shape", [1] * 65), "the shape"),
-    "a radius that underflows": (put("claims.radii.0", "@@1e-400@@"), "is no float64"),
+    "a layer in 900 lists": (put("network", deep(900)), "must be a layer"),
+    "a format in 900 lists": (put("format", deep(900)), "format must be"),
+    "a shape in 900 lists": (put("input.shape", deep(900)), "shape must be"),
+    "an input of 65 axes": (put("input.shape", [1] * 65), "shape must be"),
+    "a radius that underflows": (put("claims.radii.0", "@@1e-400@@"), "is not a float64"),
     "a radius between two numbers": (
         put("claims.radii.0", "@@0.01000000000000000001@@"),
-        "'0.01000000000000000001' is no float64, which would be 0.01"),
+        "'0.01000000000000000001' is not a float64; the nearest is 0.01"),
     "a radius of many digits": (
-        put("claims.radii.0", "@@0." + "1" * 100_000 + "@@"), "is no float64"),
-    "an integer that float64 does not hold": (put("claims.radii.0", 2**60 + 1), "is no length"),
+        put("claims.radii.0", "@@0." + "1" * 100_000 + "@@"), "is not a float64"),
+    "an integer that float64 does not hold": (put("claims.radii.0", 2**60 + 1), "must be a finite"),
 }  # fmt: skip
 
 
@@ -119,9 +122,9 @@ def test_many_keys_take_linear_time(tight, tmp_path):
     (folder / "certificate.json").write_text(
         text.replace('"199999": 0', '"199999": 0, "199999": 1')
     )
-    assert "'199999' stands twice" in refusal(folder)
+    assert "'199999' appears twice" in refusal(folder)
     forged = Forgery(tight, put("weights.shared", [f"{i}" for i in range(200_000)]))
-    assert "is no array" in refusal(forged.write(tmp_path / "shared"))
+    assert "unknown arrays" in refusal(forged.write(tmp_path / "shared"))
     assert time.process_time() - begun < 20
 
 
@@ -147,7 +150,8 @@ WAYS = {
     "an endless device": (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
     "a folder": (lambda path: path.mkdir(), "is not a regular file"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
-    "a file of 200 GB": (lambda path: hole(path, 200 * 2**30), "has 214748364800 bytes"),
+    "a file of 200 GB": (
+        lambda path: hole(path, 200 * 2**30), "214748364800 bytes in .*; at most [14]"),
     "a file without end that has no size": (
         lambda path: path.symlink_to("/proc/self/smaps"), "changes while it is read|SHA-256"),
 }  # fmt: skip
@@ -174,32 +178,7 @@ def test_header_with_many_axes_is_refused(tight, tmp_path, shape):
     folder = forged.write(tmp_path / "forged")
     header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
     forged.replace(folder, "weights", with_header(header, bytes(4)))
-    assert "axes; at most 16 are read" in refusal(folder)
-
-
-def test_higher_limits_allow_more_work(tight, tmp_path, capsys):
-    assert "--seconds" in refusal(tight, seconds=1e-4)
-    assert "--gibibytes" in refusal(tight, gibibytes=0.1)
-    assert "at most" not in refusal(hole_beside(tight, tmp_path), gibibytes=4)
-    asked = re.search("--seconds ([^ ]*) allows", refusal(tight, seconds=0.01))
-    assert asked
-    assert verify(tight, seconds=float(asked[1])).correct
-    assert main([str(tight), "--seconds", "0.01"]) == 1
-    assert main([str(tight), "--seconds", asked[1], "--gibibytes", "1"]) == 0
-    with pytest.raises(ValueError, match="limits must be positive"):
-        verify(tight, seconds=float("nan"))
-    with pytest.raises(SystemExit):
-        main([str(tight), "--gibibytes", "-1"])
-    assert "-1 is not a positive number" in capsys.readouterr().err
-
-
-def hole_beside(tight, tmp_path):
-    """Return a certificate with a 200 MiB file of zeros as weights."""
-    folder = Forgery(tight).write(tmp_path / "hole")
-    (folder / "weights.safetensors").unlink()
-    hole(folder / "weights.safetensors", 200 * 2**20)
-    assert "has 209715200 bytes, and 134217728 are allowed; --gibibytes 2" in refusal(folder)
-    return folder
+    assert "axes; at most 16 are accepted" in refusal(folder)
 
 
 def printed(folder):
@@ -239,7 +218,7 @@ def test_pixel_range_is_checked_and_printed(tight, tmp_path):
         put("claims.certified", [{"radius": factor * 0.01, "images": 0}]),
     )
     source = forged.told["input"]
-    wanted = r"images: pixels within \[0\.\d+, 49\.\d+\], and \[0\.0, 1\.5\] is claimed"
+    wanted = r"images: pixels are within \[0\.\d+, 49\.\d+\]; claimed is \[0\.0, 1\.5\]"
     assert re.search(wanted, refusal(forged.write(tmp_path / "hidden")))
     source["pixels"] = [0, 75]
     lines = printed(forged.write(tmp_path / "shown"))
@@ -250,7 +229,7 @@ def test_pixel_range_is_checked_and_printed(tight, tmp_path):
     for pixels in ([1, 0], [0], 0, [0, "1"], [0, None]):
         source["pixels"] = pixels
         folder = forged.write(tmp_path / f"{pixels}".replace(" ", ""))
-        assert "not the least and the largest value" in refusal(folder)
+        assert "pixels must be [smallest, largest]" in refusal(folder)
 
 
 def test_positive_radius_on_tied_logits_is_refused(tight, tmp_path):
@@ -259,7 +238,7 @@ def test_positive_radius_on_tied_logits_is_refused(tight, tmp_path):
     for number, radius in enumerate(["@@1e-400@@", 5e-324, 1e-300]):
         forged.told["claims"]["radii"] = [radius]
         text = refusal(forged.write(tmp_path / f"{number}"))
-        assert re.search("is no float64|is not proved, only 0 ", text)
+        assert re.search("is not a float64|is not proved, only 0 ", text)
 
 
 # A fixed sample of the changes of `python -m tests.verify.fuzz`.
@@ -271,7 +250,7 @@ def bases(tmp_path_factory):
 
 
 def test_random_changes_verify_or_are_refused(bases):
-    found = list(fuzz.outcomes(bases, range(64), 7, list(fuzz.FAMILIES)[:-1]))
+    found = list(fuzz.outcomes(bases, range(64), 7, list(fuzz.FAMILIES)))
     assert not [one for one in found if one.fault]
     assert 2 <= sum(one.accepted for one in found) <= 40
 
@@ -294,7 +273,7 @@ def test_crash_or_exceeded_limit_is_a_fault(tmp_path):
     for status, seconds, mebibytes, text in (
         (70, 0.1, 50, "Traceback ..."),
         (-9, 0.1, 50, ""),
-        (1, 10.1, 50, "refused: x: y\n"),
+        (1, 30.1, 50, "refused: x: y\n"),
         (1, 0.1, 1025, "refused: x: y\n"),
         (1, 0.1, 50, "refused: x\ny\n"),
         (1, 0.1, 50, "warning\nrefused: x: y\n"),
