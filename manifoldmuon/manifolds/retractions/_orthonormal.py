@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
-    expand_trailing,
     gram_matrix,
     identity_like,
     match_orientation,
@@ -28,7 +27,6 @@ from manifoldmuon._internal.matrices.polar import (
     largest_row_sum,
     polar_derivative,
 )
-from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
@@ -122,34 +120,6 @@ class QR(Retraction):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return positive_qr(point + vector)
-
-
-@dataclasses.dataclass(frozen=True)
-class Analytic(Retraction):
-    """`(W + V)(I - A^T A + A^T A / sqrt(1 + eta^2))` with `V = eta A` and `eta = ||V||_2`.
-
-    Two products and the spectral norm of an `n x n` matrix (Modula documentation, orthogonal and
-    Stiefel pages). Equals the polar retraction if `A` is a partial isometry (all singular values 0
-    or 1), such as a steepest direction on a square manifold. Otherwise the result misses the set by
-    up to eta^4 / 10, and by less than .05 since steps are cut to length 1; it also keeps the
-    distance of `W` from the set. For long runs and for directions with other singular values use
-    `Polar`.
-
-    Examples:
-      >>> moved = Analytic().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
-      >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
-      True
-    """
-
-    order: ClassVar[float] = 2
-    longest: ClassVar[float] = 1.0
-
-    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        gram = product(vector.mT, vector)  # eta^2 A^T A
-        root = expand_trailing(jnp.sqrt(1 + spectral_norm(gram)), 2)
-        moved = point + vector
-        # (1 - 1/r) / eta^2 = 1 / (r (r + 1)) with r^2 = 1 + eta^2: finite at eta = 0.
-        return moved - product(moved, gram) / (root * (root + 1))
 
 
 @dataclasses.dataclass(frozen=True)
