@@ -383,7 +383,7 @@ minimize(jnp.sum, Hypersphere(), jnp.bfloat16(UNIT))  # minimize: x0 must be all
 minimize(jnp.sum, SpectralSphere(), np.eye(3))  # minimize: minima on SpectralSphere() lie at its
 minimize(jnp.sum, SpectralBall(), np.eye(3))  # minimize: SpectralBall() has a boundary, where a
 minimize(lambda x: x, Hypersphere(), UNIT)  # minimize: f must return one real number; got
-minimize(jnp.sum, Hypersphere(), UNIT, method="L-BFGS")  # minimize: method must be LBFGS() or
+minimize(jnp.sum, Hypersphere(), UNIT, method="L-BFGS")  # minimize: method must be Auto(),
 minimize(jnp.sum, Hypersphere(), UNIT, max_steps=-1)  # minimize: max_steps must be a whole number
 LBFGS(memory=0)  # LBFGS.memory must be a whole number in [1, inf); got 0
 TrustRegion(radius=0.0)  # TrustRegion.radius must be a finite number in (0, inf); got 0.0
