@@ -266,13 +266,11 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
     net: Module = modules.Identity()
 
     def linear(m: int, n: int) -> Module:
-        values = tuple(np.linspace(1.5, 0.5, min(m, n)).tolist())
         manifolds = [
             Stiefel(FanRatio()),
             Euclidean(Spectral(scale=FanRatio())),
             SpectralBall(FanRatio()),
             SpectralBand(0.5, 1.5),
-            contrib.Isospectral(values),
             Hypersphere(FanRatio(), ndim=2),
             EmbeddingRows(0.5),
         ]

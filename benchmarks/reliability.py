@@ -26,7 +26,6 @@ from benchmarks._minima import MISS, REACH, check_minimum, excesses
 from benchmarks._sets import clear_of_edges, most, normal_at, size_of, unit_of
 from manifoldmuon import optim
 from manifoldmuon.bounds import matrix_bounds
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -56,17 +55,13 @@ MATRICES = {
     "SpectralSphere": SpectralSphere(8.0),
     "SpectralBall": SpectralBall(3.0),
     "SpectralBand": SpectralBand(0.5, 2.0),
-    "Isospectral": Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=3.0)),
-    "Isospectral, ties and zeros": Isospectral((2.0, 2.0, 0.5, 0.0)),
     "Hypersphere, spectral steps": Hypersphere(3.0, ndim=2, step_norm=Spectral()),
     "EmbeddingRows, spectral steps": EmbeddingRows(step_norm=Spectral()),
     "SpectralBall, Frobenius steps": SpectralBall(2.0, step_norm=Frobenius()),
     "SpectralBand, Frobenius steps": SpectralBand(0.5, 2.0, step_norm=Frobenius()),
     "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
     "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
-    "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
     "Grassmann, for training": Grassmann().for_training(),
-    "Isospectral, for training": Isospectral((3.0, 2.0, 1.0, 0.4)).for_training(),
     "SpectralSphere, for training": SpectralSphere(8.0).for_training(),
     "Hypersphere, for training": Hypersphere(3.0, ndim=2, step_norm=Spectral()).for_training(),
     "EmbeddingRows, for training": EmbeddingRows(step_norm=Spectral()).for_training(),
@@ -89,8 +84,6 @@ RESIDUALS = {
     # Inverse roots magnify the normal part that rounding leaves in low-rank gradients.
     "Stiefel, ProjectedPolar()": 1e-3,
     "Stiefel, Resolvents()": 1e-4,
-    # Rounding rotates singular vectors by up to this.
-    "Isospectral, nearly tied": 1e-3,
 }
 OF_FLOAT64 = 1e-2
 
@@ -156,8 +149,6 @@ def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.Sear
             m = n
         elif case.manifold.startswith("Grassmann") and m == n:
             n = n - 2
-        elif case.manifold.startswith("Isospectral"):
-            m, n = (m + 4, 4) if m >= n else (4, n)
         return case._replace(shape=(*batch, m, n))
 
     kinds = ("normal", "normal", "inward", "inward", "low rank", "zero", "NaN", "infinite")
@@ -290,7 +281,6 @@ WEIGHTS: dict[str, dict[str, tuple[Manifold, tuple[int, ...]]]] = {
         "sphere": (SpectralSphere(2.0), (5, 4)),
         "ball": (SpectralBall(), (5, 4)),
         "band": (SpectralBand(0.5, 2.0), (4, 4)),
-        "spectrum": (MATRICES["Isospectral, ties and zeros"], (5, 4)),
         "fixed": (MATRICES["Hypersphere, spectral steps"], (4, 3)),
         "table": (MATRICES["EmbeddingRows, spectral steps"], (5, 3)),
         "up": (low_rank((6, 5), 2)["B"], (6, 2)),
@@ -426,7 +416,7 @@ def _turned_by_rounding(manifold: Manifold, point: np.ndarray) -> float:
 
 
 DRIFTING = ("Stiefel", "Orthogonal", "Grassmann", "SpectralSphere", "SpectralBall", "SpectralBand",
-            "Isospectral", "Hypersphere, spectral steps", *ROWS)  # fmt: skip
+            "Hypersphere, spectral steps", *ROWS)  # fmt: skip
 
 
 def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str, dict[str, float]]:

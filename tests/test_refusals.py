@@ -105,14 +105,7 @@ Grassmann(-1.0)  # Grassmann.scale must be a positive, finite number or a ScaleR
 Grassmann(retraction=Clip())  # Grassmann.retraction must be a Retraction of orthonormal matrices;
 Grassmann().check_shape((4, 4))  # Grassmann takes rectangular matrices; got the shape (4, 4).
 ComplexStiefel(retraction=QR())  # ComplexStiefel.retraction: QR() of the real form is not that of
-Isospectral((1.0,), Frobenius(3))  # Isospectral.step_norm must be for 2 axes; got Frobenius(ndim=3)
 ComplexStiefel().check_shape((3, 4, 4))  # ComplexStiefel takes real and imaginary parts in the
-Isospectral(())  # Isospectral.singular_values must be a tuple, descending from above 0; got ()
-Isospectral((0.0, 0.0))  # Isospectral.singular_values must be a tuple, descending from above 0; got
-Isospectral((1.0, 2.0))  # Isospectral.singular_values must be a tuple, descending from above 0; got
-Isospectral((1.0, -0.5))  # Isospectral.singular_values must be a finite number in [0, inf); got
-Isospectral((1.0, NAN))  # Isospectral.singular_values must be a tuple, descending from above 0; got
-Isospectral((2.0, 1.0)).check_shape((3, 4))  # Isospectral has 2 singular values; got the shape (3,
 Hypersphere(-2.0)  # Hypersphere.scale must be a positive, finite number or a ScaleRule; got -2.0
 Hypersphere(ndim=1.0)  # Hypersphere.ndim must be a whole number in [1, inf); got 1.0
 Hypersphere(step_norm=1.0)  # Hypersphere.step_norm must be a Norm; got 1.0

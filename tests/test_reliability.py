@@ -37,7 +37,6 @@ CONES = (
     "SpectralBall",
     "SpectralBall, Frobenius steps",
     "SpectralBand, steps by rows",
-    "Isospectral, nearly tied",
 )
 
 

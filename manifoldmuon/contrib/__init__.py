@@ -1,7 +1,6 @@
 """New, rarely needed or unproved parts: tested like all others, but free to change or go."""
 
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
-from manifoldmuon.contrib._isospectral import Isospectral
 from manifoldmuon.contrib._lipschitz_layers import (
     Householder,
     LocallyConnected,
@@ -23,7 +22,6 @@ __all__ = [
     "SwapAxes",
     "TwoTap",
     "orthogonal_conv2d",
-    "Isospectral",
     "normuon",
     "quantized",
     "scale_by_neuron_rms",

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import optim
-from manifoldmuon.contrib import ComplexStiefel, Isospectral
+from manifoldmuon.contrib import ComplexStiefel
 from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
@@ -27,7 +27,6 @@ LONG = {
     },
     "rotations": (Rotations(), (3, 3)),
     "complex": (ComplexStiefel(), (2, 4, 3)),
-    "spectrum": (Isospectral((2.0, 1.0, 0.5)), (5, 3)),
     "subspace": (Grassmann(), (6, 2)),
     "sphere": (Hypersphere(2.0), (3, 5)),
     "great circles": (Hypersphere(2.0, retraction=Geodesic()), (3, 5)),
