@@ -183,7 +183,6 @@ Conv2D(3, 3, 2.5)  # Conv2D.kernel must be a whole number in [1, inf); got 2.5
 Conv2D(3, 3, stride=1.5)  # Conv2D.stride must be a whole number in [1, inf); got 1.5
 Conv2D(3, 3, padding=0.5)  # Conv2D.padding must be a whole number in [0, inf); got 0.5
 Bias(2.5)  # Bias.features must be a whole number in [1, inf); got 2.5
-Householder("4")  # Householder.features must be a whole number in [1, inf); got '4'
 TwoTap(4, 1.5)  # TwoTap.rank must be a whole number in [1, inf); got 1.5
 TwoTap(4, 2, axis=-2.0)  # TwoTap.axis must be a whole number in [-3, -2]; got -2.0
 Stack(Abs(), 2.5)  # Stack.copies must be a whole number in [1, inf); got 2.5
@@ -193,7 +192,6 @@ AveragePool(1, 2.5)  # AveragePool.columns must be a whole number in [1, inf); g
 Flatten(2.5)  # Flatten.axes must be a whole number in [1, inf); got 2.5
 GroupSort(2.5)  # GroupSort.size must be a whole number in [1, inf); got 2.5
 SpaceToDepth(2.5)  # SpaceToDepth.side must be a whole number in [1, inf); got 2.5
-NormPool(True)  # NormPool.side must be a whole number in [1, inf); got True
 Shift(0.5)  # Shift.pixels must be a whole number; got 0.5
 orthogonal_conv2d(4, 2.5)  # orthogonal_conv2d(kernel) must be a whole number in [1, inf); got 2.5
 mlp(3, 4, 5, 2.5)  # mlp(depth) must be a whole number in [2, inf); got 2.5
@@ -221,7 +219,6 @@ LocallyConnected((4,), 2, 3).apply(jnp.ones((4, 2, 3)), jnp.ones((3, 3)))  # Loc
 Embed(2, 3).apply(jnp.ones((3, 2)), jnp.ones(4))  # Embed takes whole numbers; got an input of dtype
 Conv2D(2, 3).apply(jnp.ones((3, 3, 2, 3)), jnp.ones((4, 3)))  # Conv2D takes (..., height, width,
 Bias(3).apply(jnp.ones(3), jnp.ones(4))  # Bias takes inputs (..., 3 entries); got (4,)
-Householder(5)  # Householder.features must be even; got 5
 TwoTap(4, 4)  # TwoTap.rank must be less than the 4 channels; got 4
 TwoTap(4, 2, axis=-3).apply(jnp.ones((4, 2)), jnp.ones((3, 4)))  # TwoTap shifts along axis -3; got
 SplitHeads(4).forward(jnp.ones((2, 6)))  # 6 features do not split into 4 heads
@@ -229,8 +226,6 @@ AveragePool(3, 3).forward(jnp.ones((4, 6, 3)))  # an image of 4 by 6 pixels does
 Flatten(4).forward(jnp.ones((2, 3)))  # Flatten takes at least 4 axes; got the shape (2, 3)
 GroupSort(4).forward(jnp.ones(6))  # 6 features do not fall into groups of 4
 SpaceToDepth(2).forward(jnp.ones((3, 4, 1)))  # SpaceToDepth takes (..., height, width, channels)
-NormPool(2).forward(jnp.ones((4, 1)))  # NormPool takes (..., height, width, channels) with sides
-SwapAxes().forward(jnp.ones(3))  # SwapAxes takes at least two axes; got the shape (3,)
 Shift().forward(jnp.ones((3, 5)))  # Shift takes (..., height, width, channels); got (3, 5)
 RoPE(base=0.5)  # RoPE.base must be a finite number in [1, inf); got 0.5
 RoPE().forward(jnp.ones((4, 5)))  # RoPE turns pairs of entries; got 5, an odd number
