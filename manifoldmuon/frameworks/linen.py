@@ -58,7 +58,7 @@ def geometry(
     if not isinstance(model, nn.Module):
         raise TypeError(
             "frameworks.linen.geometry: model must be a Module of Linen; got a"
-            f" {type(model).__name__}. frameworks.nnx, equinox and haiku read those of the others"
+            f" {type(model).__name__}. frameworks.nnx and equinox read those of the others"
         )
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides

@@ -90,7 +90,7 @@ def geometry(
     if not isinstance(model, nnx.Module):
         raise TypeError(
             f"frameworks.nnx.geometry: model must be an nnx.Module; got a {type(model).__name__}."
-            " frameworks.linen, equinox and haiku read the modules of the others"
+            " frameworks.linen and equinox read the modules of the others"
         )
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides
