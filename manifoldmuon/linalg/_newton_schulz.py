@@ -41,8 +41,7 @@ class MsignMethod(Value, abc.ABC):
     or is zero, or NaN throughout. A method must work under `jax.jit`, `jax.vmap` and
     `jax.lax.scan`; it need not be differentiable.
 
-    Laws, for `x = U S V^T` and `q = msign(x, method)` (checked by
-    `manifoldmuon.testing.check_msign`):
+    Laws, for `x = U S V^T` and `q = msign(x, method)`:
 
     1. Shape and dtype are kept; arithmetic is done in float32 or wider.
     2. `q == U V^T`: `q^T x` is symmetric and positive semi-definite and, up to the condition number

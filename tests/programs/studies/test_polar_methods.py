@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from manifoldmuon.linalg import msign
-from manifoldmuon.testing import check_msign
 from studies.polar_methods import QDWH, GramEigh, InverseRoot
 from tests.linalg.instances import conditioned, polar
+from tests.linalg.msign_laws import check_msign
 
 # Forward error in units of eps times the condition number.
 METHODS = {QDWH(): 8, GramEigh(): 64, InverseRoot(): 8}
