@@ -52,7 +52,6 @@ msign(jnp.ones((2, 2)), MUON)  # method must be a MsignMethod: write
 msign(jnp.ones((2, 2)), SVD)  # method must be a MsignMethod such as SVD(); got <class
 inverse_sqrt(jnp.eye(2), SVD())  # schedule must be a Schedule such as PolarExpress(1e-3); got SVD()
 power_iteration(jnp.eye(2), jnp.ones(2), steps=-1)  # steps must not be negative; got -1 and -1
-SVD(-1.0)  # SVD.cutoff must be a finite number in [0, inf); got -1.0
 NewtonSchulz(SVD())  # NewtonSchulz.schedule must be a Schedule such as PolarExpress(1e-3); got
 NewtonSchulz(MUON, precision="high")  # NewtonSchulz.precision must be a jax.lax.Precision such as
 NewtonSchulz(MUON, operands="int8")  # NewtonSchulz.operands must be a floating dtype such as
@@ -148,10 +147,6 @@ DualAscent(relative=None)  # DualAscent.relative must be True or False; got None
 Resolvents(0)  # Resolvents.poles must be a whole number in [1, inf); got 0
 LineMultiplier(steps=0)  # LineMultiplier.steps must be a whole number in [1, inf); got 0
 BarzilaiBorwein(cold_start_steps=-1)  # BarzilaiBorwein.cold_start_steps must be a whole number in
-DouglasRachford(penalty=0)  # DouglasRachford.penalty must be a finite number in (0, inf); got 0
-DouglasRachford(relaxation=2.0)  # DouglasRachford.relaxation must be a finite number in [1, 2); got
-Polar(0)  # Polar.max_iterations must be a whole number in [1, inf); got 0
-Clip(max_iterations=2.0)  # Clip.max_iterations must be a whole number in [1, inf); got 2.0
 
 Layout(0, 0)  # in_axes=0, out_axes=0 name the same axis twice in an array of 2 axes
 Layout((0, 1), 1)  # in_axes=(0, 1), out_axes=1 name the same axis twice in an array of 3 axes

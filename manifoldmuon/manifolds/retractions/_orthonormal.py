@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     gram_matrix,
@@ -46,20 +44,11 @@ class Polar(Retraction):
 
     The iteration stops by itself; derivatives, in either mode, are of the exact factor.
 
-    Attributes:
-      max_iterations: the limit of the iteration, reached at a rank-deficient `W + V`, which has no
-        unique polar factor. Manifolds pass a `W` near the set, so that `W + V` has full rank.
-
     Examples:
       >>> moved = Polar().retract(jnp.eye(4, 2), 0.1 * jnp.eye(4)[:, 2:])
       >>> bool(jnp.allclose(moved.T @ moved, jnp.eye(2), atol=1e-6))
       True
     """
-
-    max_iterations: int = 20
-
-    def __post_init__(self):
-        check_fields(self, max_iterations="[1, inf)")
 
     order: ClassVar[float] = 2
     longest: ClassVar[float] = math.inf
@@ -78,15 +67,19 @@ class Polar(Retraction):
         same = moved, gram
         moved, gram = jax.lax.cond(jnp.any(largest > 81), shorten, lambda *same: same, *same)
         gram, largest = jax.lax.stop_gradient((gram, jnp.minimum(largest, 121)))
-        return _polar_factor(moved, gram, largest, self.max_iterations)
+        return _polar_factor(moved, gram, largest)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _polar_factor(moved: Matrices, gram, largest, max_iterations: int) -> Matrices:
+# A rank-deficient W + V, which has no unique polar factor, takes them all; steps up to 10 take ten.
+_MAX_ITERATIONS = 20
+
+
+@jax.custom_jvp
+def _polar_factor(moved: Matrices, gram, largest) -> Matrices:
     # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
     # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
     inverse = 2 / (1 + largest)
-    root = inverse_sqrt_minus_one(gram * inverse - identity_like(gram), max_iterations)
+    root = inverse_sqrt_minus_one(gram * inverse - identity_like(gram), _MAX_ITERATIONS)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
     # term added here is as small as the step.
     moved = moved + right_multiply(moved, root, jax.lax.Precision.HIGH)
@@ -94,9 +87,9 @@ def _polar_factor(moved: Matrices, gram, largest, max_iterations: int) -> Matric
 
 
 @_polar_factor.defjvp
-def _polar_factor_jvp(max_iterations, primals, tangents):
+def _polar_factor_jvp(primals, tangents):
     moved, *_ = primals
-    factor = _polar_factor(*primals, max_iterations)
+    factor = _polar_factor(*primals)
     turned = polar_derivative(tall(moved), tall(factor), tall(tangents[0]))
     return factor, match_orientation(turned, moved)
 
