@@ -43,10 +43,6 @@ class LocallyConnected(Atom):
       fan_in: entries of the input at a position.
       manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
       mass: see `Module`.
-
-    Examples:
-      >>> LocallyConnected((2, 2), 8, 12).shape
-      (2, 2, 8, 12)
     """
 
     places: tuple[int, ...]
@@ -100,10 +96,6 @@ class TwoTap(Atom):
       manifold: spans. A step of norm 1 turns a span by at most half a radian, which moves an output
         by at most the length of the input.
       mass: see `Module`.
-
-    Examples:
-      >>> TwoTap(4, 2).apply(jnp.eye(4, 2), jnp.ones((5, 4))).shape
-      (5, 4)
     """
 
     channels: int

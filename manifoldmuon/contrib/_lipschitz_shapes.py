@@ -22,10 +22,6 @@ class SpaceToDepth(Bond):
 
     Attributes:
       side: pixels of a block along each side; must divide height and width.
-
-    Examples:
-      >>> SpaceToDepth(2).forward(jnp.ones((4, 6, 3))).shape
-      (2, 3, 12)
     """
 
     side: int
@@ -53,10 +49,6 @@ class Shift(Bond):
 
     Attributes:
       pixels: length of the shift.
-
-    Examples:
-      >>> Shift().forward(jnp.ones((4, 6, 5))).shape
-      (4, 6, 5)
     """
 
     pixels: int = 1

@@ -21,10 +21,6 @@ class SVD(MsignMethod):
     LAPACK's singular vectors are orthogonal to only some ten units of rounding; a Newton-Schulz
     step repairs them. Singular values up to eps times the largest count as zero, and zero stays
     zero: there the matrix does not determine its singular vectors.
-
-    Examples:
-      >>> msign(jnp.diag(jnp.array([2.0, -3.0])), SVD()).diagonal()
-      Array([ 1., -1.], dtype=float32)
     """
 
     def polar(self, x: Matrices) -> Matrices:

@@ -26,10 +26,6 @@ class Auto(Method):
 
     Attributes:
       steps: most steps of L-BFGS.
-
-    Examples:
-      >>> Auto(steps=50)
-      Auto(steps=50)
     """
 
     steps: int = 250

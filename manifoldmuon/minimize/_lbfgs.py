@@ -67,10 +67,6 @@ class LBFGS(Method):
 
     Attributes:
       memory: number of remembered steps.
-
-    Examples:
-      >>> LBFGS(memory=5)
-      LBFGS(memory=5)
     """
 
     memory: int = 10

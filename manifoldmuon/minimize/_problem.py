@@ -30,10 +30,6 @@ class Reason(enum.IntEnum):
       NOT_FINITE: cost or gradient is not finite at the start; for `TrustRegion`, at any point.
       OFF_SET: the start or the last point is off its manifold. For the last point, take a
         retraction that corrects rounding, such as `Polar` or `QR`.
-
-    Examples:
-      >>> Reason(0).name
-      'GRADIENT'
     """
 
     GRADIENT = 0

@@ -66,10 +66,6 @@ class TrustRegion(Method):
       radius: the first region has a radius of `radius / 8` times the root of the number of entries;
         the largest radius is eight times as large.
       inner_steps: most products with the Hessian in a step; None: the number of entries.
-
-    Examples:
-      >>> TrustRegion(inner_steps=20)
-      TrustRegion(inner_steps=20)
     """
 
     patience: ClassVar[int] = 2

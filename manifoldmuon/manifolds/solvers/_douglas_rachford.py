@@ -46,9 +46,6 @@ class DouglasRachford(Solver):
 
     Attributes:
       steps: the number of pairs of projections.
-
-    Examples:
-      >>> ball = mm.manifolds.SpectralBall(solver=DouglasRachford(steps=20))
     """
 
     steps: int = 12
