@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable
 
-from benchmarks._passes import PASSES
+from tests.oracles.passes import PASSES
 
 _COMPUTATION = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(
@@ -108,7 +108,7 @@ def read(text: str, taken: Callable[..., Work] = min) -> Work:
     """
     computations, entry = _parse(text)
     if entry is None:
-        raise ValueError("this is not the text of a compiled program: it has no ENTRY")
+        raise ValueError("the text has no ENTRY; pass the text of a compiled program")
     return _work(computations, entry, taken)
 
 

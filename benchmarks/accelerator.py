@@ -20,7 +20,6 @@ import optax
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table, timed
-from benchmarks._passes import multiplications
 from benchmarks.first_step import transformation
 from benchmarks.solvers import accuracy
 from benchmarks.steps import MUON, measure, tree
@@ -28,6 +27,7 @@ from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from studies.display import markdown_table
 from studies.program import parse
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
+from tests.oracles.passes import multiplications
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 PRESETS = ("ProjectedPolar()", "ClosedForm()")
@@ -121,7 +121,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument("--stack", type=int, nargs=3, default=(24, 1024, 4096), metavar="N")
     p.add_argument("--gpts", type=int, nargs="+", default=(256, 768), metavar="WIDTH",
                    help="width of each GPT")  # fmt: skip
-    p.add_argument("--cpu", action="store_true", help="on a CPU, too: to try the command")
+    p.add_argument("--cpu", action="store_true", help="run on a CPU, too, to try the command")
     options = parse(p, argv, beside=(".md",))
     if jax.default_backend() == "cpu" and not options.cpu:
         print("accelerator: skipped, JAX finds a CPU only; --cpu tries the command there")

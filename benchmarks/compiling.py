@@ -27,6 +27,7 @@ from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.optim import check_chain, manifold_muon
 from studies.display import markdown_table
 from studies.program import parse
+from tests.oracles.kernels import distinct_kernels
 
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
 NAMES = (MUON, "muon", "manifold_muon, ProjectedPolar()", "manifold_muon, ClosedForm()")
@@ -42,20 +43,6 @@ def trees() -> dict[str, dict[str, Any]]:
         else:
             found[f"{layers} of {width}"] = {f"layer{i}": layer for i in range(layers)}
     return found
-
-
-def distinct_kernels(text: str) -> int:
-    """Count the different fusions of a compiled program."""
-    bodies: dict[str, str] = {}
-    for name, body in re.findall(r"^%([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.M | re.S):
-        body = re.sub(r", metadata=\{[^}]*\}|/\*.*?\*/", "", body)
-        # Called computations (sums, maxima) were printed before; names are arbitrary.
-        body = re.sub(r"to_apply=%([\w.\-]+)", lambda m: f"to_apply=<{bodies[m[1]]}>", body)
-        names: dict[str, str] = {}
-        bodies[name] = re.sub(
-            r"%[\w.\-]+", lambda m, names=names: names.setdefault(m[0], f"v{len(names)}"), body
-        )
-    return len({bodies[name] for name in re.findall(r" fusion\(.*?calls=%([\w.\-]+)", text)})
 
 
 def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:

@@ -4,7 +4,7 @@
 
 Trains the network of the constrained run of `studies.gpt` with manifold Muon, with either solver
 preset, and with `optax.contrib.muon` at its defaults, from the same weights on the same tokens.
-Each chunk of steps is one compiled program. The parts of a step are separate programs, timed the
+Each chunk of steps is a compiled program. The parts of a step are separate programs, timed the
 same way.
 """
 

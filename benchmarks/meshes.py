@@ -1,4 +1,4 @@
-"""Work of one step on eight devices, by sharding of the parameters, and Optax's beside it.
+"""Work of a step on eight devices, by sharding of the parameters, compared with Optax.
 
     python -m benchmarks meshes    # minutes; docs/benchmarks/results/meshes.*
 

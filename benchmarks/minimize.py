@@ -276,8 +276,8 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = command("minimize", __doc__, rounds=2)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000], help="sizes")
-    parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS], help="names")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 100, 1000])
+    parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS])
     options = parse(parser, argv, beside=(".md",))
     if pymanopt is None:
         print("pymanopt is not installed (pip install pymanopt autograd): its columns are left out")

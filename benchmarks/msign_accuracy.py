@@ -16,40 +16,27 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table
-from manifoldmuon.linalg import (
-    CUBIC,
-    DEFAULT_MSIGN,
-    MODULA_SIX_STEP,
-    MUON,
-    POLAR_EXPRESS,
-    QUINTIC,
-    SVD,
-    GramNewtonSchulz,
-    MsignMethod,
-    NewtonSchulz,
-    PolarExpress,
-    msign,
-)
+from manifoldmuon import linalg
 from studies.display import markdown_table
 from studies.polar_methods import QDWH, GramEigh, InverseRoot
 from studies.program import parse
 
-METHODS: dict[str, MsignMethod] = {
-    "default": DEFAULT_MSIGN,
-    "default, direct form": NewtonSchulz(DEFAULT_MSIGN.schedule),
-    "default, Gram form": GramNewtonSchulz(DEFAULT_MSIGN.schedule),
-    "SVD": SVD(),
+METHODS: dict[str, linalg.MsignMethod] = {
+    "default": linalg.DEFAULT_MSIGN,
+    "default, direct form": linalg.NewtonSchulz(linalg.DEFAULT_MSIGN.schedule),
+    "default, Gram form": linalg.GramNewtonSchulz(linalg.DEFAULT_MSIGN.schedule),
+    "SVD": linalg.SVD(),
     "QDWH": QDWH(),
     "Gram eigenvalues": GramEigh(),
     "inverse root": InverseRoot(),
-    "cubic, 42 steps": NewtonSchulz(CUBIC.with_steps(42)),
-    "quintic, 30 steps": NewtonSchulz(QUINTIC.with_steps(30)),
-    "Polar Express as published, 8 steps": NewtonSchulz(POLAR_EXPRESS),
-    "Polar Express, bfloat16 products": NewtonSchulz(
-        PolarExpress(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16
+    "cubic, 42 steps": linalg.NewtonSchulz(linalg.CUBIC.with_steps(42)),
+    "quintic, 30 steps": linalg.NewtonSchulz(linalg.QUINTIC.with_steps(30)),
+    "Polar Express as published, 8 steps": linalg.NewtonSchulz(linalg.POLAR_EXPRESS),
+    "Polar Express, bfloat16 products": linalg.NewtonSchulz(
+        linalg.PolarExpress(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16
     ),
-    "Muon, 5 steps": NewtonSchulz(MUON, frobenius=True),
-    "Modula, 6 steps": NewtonSchulz(MODULA_SIX_STEP, frobenius=True),
+    "Muon, 5 steps": linalg.NewtonSchulz(linalg.MUON, frobenius=True),
+    "Modula, 6 steps": linalg.NewtonSchulz(linalg.MODULA_SIX_STEP, frobenius=True),
 }
 DTYPES = ("float32", "bfloat16", "float16")
 SHAPES = ((64, 64), (256, 64), (64, 256), (512, 128), (256, 256))
@@ -89,7 +76,7 @@ def measure(name: str, shape: tuple[int, int], dtype: str) -> list[dict]:
     """Return a row per condition number and scale, from a single batched call."""
     x, polar = problems(shape, dtype)
     n, rows = min(shape), []
-    found = wide(msign(x, METHODS[name]))
+    found = wide(linalg.msign(x, METHODS[name]))
     for (condition, scale), q, p in zip(cases(dtype), found, polar, strict=True):
         gram = q.T @ q if shape[0] >= shape[1] else q @ q.T
         unit = float(jnp.finfo(dtype).eps) * np.sqrt(n)

@@ -119,8 +119,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = command("peers", __doc__)
-    parser.add_argument("--shapes", nargs="+", default=["50x3", "300x10"], help="n x p")
-    parser.add_argument("--limit", type=float, default=120, help="seconds of a call of geojax")
+    parser.add_argument("--shapes", nargs="+", default=["50x3", "300x10"], help="sizes n x p")
+    parser.add_argument(
+        "--limit", type=float, default=120, help="seconds allowed for a call of geojax"
+    )
     options = parse(parser, argv, beside=(".md",))
     rows = []
     with jax.enable_x64(True):

@@ -4,8 +4,8 @@
 
 A TPU computes a float32 product in one, three or six passes of bfloat16. Methods run with one,
 three or six passes in every product, and as delivered, where each product sets its own number;
-`benchmarks._passes` rounds the factors as a TPU does. Costs are multiplications in passes, relative
-to the five steps of `optax.contrib.muon`, which take one pass.
+`tests.oracles.passes` rounds the factors as a TPU does. Costs are multiplications in passes,
+relative to the five steps of `optax.contrib.muon`, which take one pass.
 """
 
 import functools
@@ -18,7 +18,6 @@ import optax
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table
-from benchmarks._passes import multiplications, on_tpu
 from benchmarks.drift import PRESETS, last_tenth, rate_of, walk
 from benchmarks.msign_accuracy import matrix
 from benchmarks.solvers import muon_direction
@@ -31,6 +30,7 @@ from studies.display import markdown_table
 from studies.polar_methods import GramEigh, InverseRoot
 from studies.program import parse
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from tests.oracles.passes import multiplications, on_tpu
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}
 SHAPES = ((256, 64), (80, 64), (64, 64))

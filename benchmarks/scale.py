@@ -1,4 +1,4 @@
-"""Work, traffic and memory of one step on TPU slices, for up to 64 billion parameters.
+"""Work, traffic and memory of a step on TPU slices, for up to 64 billion parameters.
 
     pip install '.[tpu]'    # the compiler; no TPU is needed
     python -m benchmarks scale    # docs/benchmarks/results/scale.*
@@ -66,10 +66,7 @@ class Chip:
     ring: int
 
 
-CHIPS = {
-    "v5e": Chip(197e12, 8.19e11, 4.5e10, 16),
-    "v5p": Chip(459e12, 2.765e12, 9e10, 4),
-}
+CHIPS = {"v5e": Chip(197e12, 8.19e11, 4.5e10, 16), "v5p": Chip(459e12, 2.765e12, 9e10, 4)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,7 +182,7 @@ def compiled(
 
 
 def measure(row: Row, dtype: str, tx: optax.GradientTransformation, options: Any) -> dict:
-    """Return the work of one chip in a step, or the compiler's error."""
+    """Return the work per chip in a step, or the compiler's error."""
     topology = topologies.get_topology_desc(row.topology, "tpu")
     start, busy = time.perf_counter(), time.process_time()
     try:
@@ -245,7 +242,7 @@ def least_seconds(row: Row, cell: dict, share: float = 1.0) -> dict[str, float]:
 
 
 def table(cells: list[dict]) -> str:
-    """Return a table of the work of one chip, with a line for each program."""
+    """Return a table of the work per chip, with a line for each program."""
     lines = []
     for cell in cells:
         effort = ", full effort" if cell["effort"] == "full" else ""
@@ -295,11 +292,11 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p = command("scale", __doc__)
     p.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS), metavar="ROW",
-                   help=f"of {', '.join(ROWS)} (default: all)")  # fmt: skip
+                   help=f"rows to compile: {', '.join(ROWS)} (default: all)")  # fmt: skip
     p.add_argument("--full", nargs="*", choices=ROWS, default=["0.1B-8", "1B-8"], metavar="ROW",
-                   help="at full effort too, in float32 (default: 0.1B-8 1B-8)")  # fmt: skip
+                   help="rows to compile at full effort, too (default: 0.1B-8 1B-8)")  # fmt: skip
     p.add_argument("--bfloat16", nargs="*", choices=ROWS, default=["70B-256"], metavar="ROW",
-                   help="in bfloat16, too (default: 70B-256)")  # fmt: skip
+                   help="rows to compile in bfloat16, too (default: 70B-256)")  # fmt: skip
     p.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     given = parse(p, argv, resumes=True)
     if importlib.util.find_spec("libtpu") is None:

@@ -1,4 +1,4 @@
-"""Time, gap and distance of one step on each weight space, compared with `optax.contrib.muon`.
+"""Time, gap and distance of a step on each weight space, compared with `optax.contrib.muon`.
 
     python -m benchmarks sets    # minutes; docs/benchmarks/results/sets.*
 
@@ -18,16 +18,7 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from benchmarks._harness import command, save_with_table, timed
 from benchmarks.steps import MUON, RATE, TREES, declared, optimizers, step_of, title, tree
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Hypersphere,
-    Manifold,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon import manifolds
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, LineMultiplier
 from manifoldmuon.norms import RootRank, Spectral
@@ -37,13 +28,16 @@ from studies.program import parse
 WARM_UP = 10
 
 
-def weight_spaces() -> dict[str, Manifold]:
+def weight_spaces() -> dict[str, manifolds.Manifold]:
     """Return the sets by name, all with singular values around 1, most of them for training."""
-    sphere = Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).for_training()
-    rows = EmbeddingRows(1.0, step_norm=Spectral()).for_training()
-    spectral, ball = SpectralSphere().for_training(), SpectralBall().for_training()
+    sphere = manifolds.Hypersphere(RootRank(), ndim=2, step_norm=Spectral()).for_training()
+    rows = manifolds.EmbeddingRows(1.0, step_norm=Spectral()).for_training()
+    spectral, ball = (
+        manifolds.SpectralSphere().for_training(),
+        manifolds.SpectralBall().for_training(),
+    )
     return {
-        "flat": Euclidean(Spectral()).for_training(),
+        "flat": manifolds.Euclidean(Spectral()).for_training(),
         "fixed Frobenius": sphere,
         "fixed Frobenius, two signs": dataclasses.replace(sphere, solver=LineMultiplier()),
         "rows": rows,
@@ -52,9 +46,9 @@ def weight_spaces() -> dict[str, Manifold]:
         "spectral sphere, one sign": dataclasses.replace(spectral, solver=LineMultiplier(steps=1)),
         "ball": ball,
         "ball, soft cap": dataclasses.replace(ball, retraction=SoftCap()),
-        "band 1/2 to 2": SpectralBand(0.5, 2.0).for_training(),
-        "Stiefel": Stiefel().for_training(),
-        "Stiefel, ClosedForm()": Stiefel(),
+        "band 1/2 to 2": manifolds.SpectralBand(0.5, 2.0).for_training(),
+        "Stiefel": manifolds.Stiefel().for_training(),
+        "Stiefel, ClosedForm()": manifolds.Stiefel(),
     }
 
 
@@ -85,7 +79,7 @@ def measure(
     """Measure a tree: seconds of a step, and gap and distance after warm-up, by weight space."""
     start, grads_of = tree(layers, width, stacked), regression(layers, width, stacked)
     functions, ended = {}, {}
-    for name, space in ({MUON: Euclidean()} | weight_spaces()).items():
+    for name, space in ({MUON: manifolds.Euclidean()} | weight_spaces()).items():
         if name not in (MUON, *names):
             continue
         geometry = declared(space)
@@ -128,9 +122,9 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p, names = command("sets", __doc__, rounds=9), list(weight_spaces())
     p.add_argument("--trees", type=int, nargs="+", default=(0,), metavar="I",
-                   help="which trees of the steps (default: 12 of 256)")  # fmt: skip
+                   help="indices of trees of `steps` (default: 12 of 256)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=names, choices=names, metavar="NAME",
-                   help="some of the weight spaces")  # fmt: skip
+                   help="weight spaces to time (default: all)")  # fmt: skip
     options = parse(p, argv, beside=(".md",))
     rows = [
         measure(*TREES[i], rounds=options.rounds, names=options.only, track_gap=track_gap)

@@ -1,4 +1,4 @@
-"""Time, gap and residual of one direction on the Stiefel manifold, by solver and gradient.
+"""Time, gap and residual of a direction on the Stiefel manifold, by solver and gradient.
 
     python -m benchmarks solvers    # a few minutes; docs/benchmarks/results/solvers.*
 
@@ -20,14 +20,7 @@ from matplotlib.figure import Figure
 
 from benchmarks._harness import command, save_with_table, timed
 from manifoldmuon.linalg import DEFAULT_MSIGN, POLAR_EXPRESS, TRAINING_MSIGN, msign
-from manifoldmuon.manifolds.solvers import (
-    ClosedForm,
-    DualAscent,
-    ProjectedPolar,
-    Resolvents,
-    SkewPolar,
-    StiefelSolver,
-)
+from manifoldmuon.manifolds import solvers
 from manifoldmuon.norms import Spectral
 from studies.baselines import ADMM, AlternatingProjection, FixedPoint
 from studies.digits.gradients import record_gradients
@@ -39,14 +32,14 @@ SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 6
 # Shapes for iterative solvers, which are slow, and for gaps, which need SVDs in float64.
 SMALL = ((3072, 128), (128, 64), (64, 10))
 MUON, QR = "optax.contrib.muon, five steps", "published closed form, QR"
-SOLVERS: dict[str, StiefelSolver] = {
-    "ClosedForm()": ClosedForm(),
-    "ProjectedPolar()": ProjectedPolar(),
-    "SkewPolar()": SkewPolar(),
-    "Resolvents()": Resolvents(),
+SOLVERS: dict[str, solvers.StiefelSolver] = {
+    "ClosedForm()": solvers.ClosedForm(),
+    "ProjectedPolar()": solvers.ProjectedPolar(),
+    "SkewPolar()": solvers.SkewPolar(),
+    "Resolvents()": solvers.Resolvents(),
     "alternating projection, 10": AlternatingProjection(steps=10),
-    "dual ascent, 30": DualAscent(steps=30),
-    "dual ascent, 100": DualAscent(steps=100),
+    "dual ascent, 30": solvers.DualAscent(steps=30),
+    "dual ascent, 100": solvers.DualAscent(steps=100),
     "fixed point, 5": FixedPoint(steps=5),
     "fixed point, 20": FixedPoint(steps=20),
     "ADMM, 10": ADMM(steps=10),
@@ -96,7 +89,7 @@ PUBLISHED = {"published dual ascent": dual_ascent, QR: closed_form_by_qr}
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def solve(solver: StiefelSolver, point, grad):
+def solve(solver: solvers.StiefelSolver, point, grad):
     """Solve from a cold start with the solver's own budget."""
     return solver.solve(Spectral(), point, grad, solver.init(point.shape))
 

@@ -57,9 +57,9 @@ def table(rows: list[dict[str, Any]]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     parser = command("starts", __doc__, rounds=3)
-    parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS], help="names")
-    parser.add_argument("--size", type=int, default=10, help="of the problems")
-    parser.add_argument("--starts", type=int, default=100, help="of each problem")
+    parser.add_argument("--problems", nargs="+", default=[p.name for p in PROBLEMS])
+    parser.add_argument("--size", type=int, default=10, help="size of the problems")
+    parser.add_argument("--starts", type=int, default=100, help="starts of each problem")
     options = parse(parser, argv, beside=(".md",))
     with jax.enable_x64(True):
         rows = [

@@ -1,4 +1,4 @@
-"""Time and compile time of one step on a transformer's matrices, compared with Optax.
+"""Time and compile time of a step on a transformer's matrices, compared with Optax.
 
     python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
 
@@ -110,10 +110,7 @@ def step_of(tx: optax.GradientTransformation) -> Step:
 
 
 def measure(
-    params: Any,
-    grads: Any,
-    candidates: dict[str, optax.GradientTransformation],
-    rounds: int,
+    params: Any, grads: Any, candidates: dict[str, optax.GradientTransformation], rounds: int
 ) -> dict[str, dict[str, float]]:
     """Measure a tree: seconds of a step and of its compilation, by optimizer."""
     compiled, functions = {}, {}
@@ -151,7 +148,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the benchmark."""
     p = command("steps", __doc__, rounds=9)
     p.add_argument("--trees", type=int, nargs="+", default=range(len(TREES)), metavar="I",
-                   help="which of the trees (default: all)")  # fmt: skip
+                   help="indices of the trees (default: all)")  # fmt: skip
     p.add_argument("--only", nargs="+", default=list(optimizers()), metavar="NAME")
     options = parse(p, argv, beside=(".md",))
     candidates = {name: tx for name, tx in optimizers().items() if name in options.only}

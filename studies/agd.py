@@ -36,23 +36,23 @@ class AutomaticDescent(Study):
     name: ClassVar[str] = "agd"
 
     # fmt: off
-    data: str = option("digits", "the images", choices=("digits", "mnist", "cifar10"))
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    width: int = option(64, "of the hidden layers")
-    depths: tuple[int, ...] = option((2, 4, 8, 16), "linear layers")
+    data: str = option("digits", "data set", choices=("digits", "mnist", "cifar10"))
+    data_dir: Path | None = option(None, "folder with the data", recorded=False)
+    width: int = option(64, "width of the hidden layers")
+    depths: tuple[int, ...] = option((2, 4, 8, 16), "numbers of linear layers")
     epochs: int = option(400, "passes over the training images")
     batch_size: int = option(128, "images per update")
-    learning_rates: tuple[float, ...] = option((1e-4, 3e-4, 1e-3, 3e-3), "of Adam")
-    gain: float = option(1.0, "multiplies the automatic step; 1 as published")
-    seed: int = option(0, "of the split, the weights and the batches")
+    learning_rates: tuple[float, ...] = option((1e-4, 3e-4, 1e-3, 3e-3), "learning rates of Adam")
+    gain: float = option(1.0, "factor of the automatic step; 1 as published")
+    seed: int = option(0, "seed of the split, the weights and the batches")
     # fmt: on
 
     def __post_init__(self):
         counts = (self.width, self.epochs, self.batch_size, *self.depths)
         if min(*counts, self.gain, *self.learning_rates) <= 0:
-            raise ValueError("sizes, epochs, gain and learning_rates must be positive")
+            raise ValueError(f"sizes, epochs, gain and learning_rates must be positive; got {self}")
         if not self.depths or not self.learning_rates:
-            raise ValueError("there must be a depth and a learning rate")
+            raise ValueError(f"depths and learning_rates must not be empty; got {self}")
 
     def cells(self) -> Sequence[Cell]:
         methods = [AGD, *(f"adam {rate:g}" for rate in self.learning_rates)]
@@ -67,7 +67,10 @@ class AutomaticDescent(Study):
         tx = mm.optim.agd(LAYOUT, self.gain) if automatic else optax.adam(rate)
         steps = len(data.train_y) // self.batch_size
         if not steps:
-            raise ValueError(f"there are only {len(data.train_y)} training images")
+            raise ValueError(
+                f"batch_size must be at most {len(data.train_y)}, the number of training images; "
+                f"got {self.batch_size}"
+            )
         order = batches(self.seed, len(data.train_y), steps * self.epochs, self.batch_size)
         shapes = shapes_of(data.widths((self.width,) * (cell["depth"] - 1)))
         templates = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]

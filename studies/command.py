@@ -88,7 +88,7 @@ def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
 
 def _check_target(path: Path, suffix: str, overwrite: bool) -> None:
     if path.suffix != suffix:
-        raise ValueError(f"argument --out: {path} does not end in {suffix}")
+        raise ValueError(f"argument --out must end in {suffix}; got {path}")
     if path.exists() and not overwrite:
         raise ValueError(f"{path} exists; pass --overwrite, or choose another name with --out")
 
@@ -120,14 +120,14 @@ def parser(study: type[Study]) -> Parser:
         _add(p, field.name, hints[field.name], field.default, field.metadata)
     # fmt: off
     p.add_argument("--out", type=Path, metavar="FILE",
-                   help=f"the record; its picture goes beside it (default: {FOLDER}/"
+                   help=f"record to write, and picture of the same name (default: {FOLDER}/"
                    f"{study.name}.json, or the next free number)")
     p.add_argument("--jobs", type=int, metavar="N",
-                   help="processes that share the work, of one thread each if there are "
-                   "several (default: one for each processor, four at most; 1 on an accelerator)")
+                   help="number of processes; with several, each has a single thread "
+                   "(default: number of processors, at most 4; 1 on an accelerator)")
     p.add_argument("--overwrite", action="store_true", help="replace an existing record or picture")
     p.add_argument("--plot", type=Path, metavar="RECORD",
-                   help="run nothing: print the table of a record and draw its picture again")
+                   help="print the table of a record and draw its picture again, without running")
     # fmt: on
     return p
 

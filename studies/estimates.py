@@ -59,7 +59,7 @@ def _mean_and_error(values: Numbers) -> tuple[float, float]:
     """Return the mean and its standard error, 0 for a single value."""
     array = np.asarray(values, np.float64)
     if not len(array):
-        raise ValueError("values must hold at least one number; got none")
+        raise ValueError("values must not be empty")
     with np.errstate(invalid="ignore"):  # a training may have diverged to infinity
         error = array.std(ddof=1) / math.sqrt(len(array)) if len(array) > 1 else 0.0
         return float(array.mean()), float(error)

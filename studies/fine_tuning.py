@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -18,7 +17,7 @@ from manifoldmuon.norms import FanRatio, RMSToRMS, Spectral
 from manifoldmuon.optim import manifold_muon, muon
 from studies import training
 from studies.classification import accuracy, cross_entropy
-from studies.datasets import FlatImages, batches, load_digits, load_mnist, standardise
+from studies.datasets import FlatImages, batches, load_digits, standardise
 from studies.display import COLOURS, dress, legend_above, panels, text_table
 from studies.estimates import at_best_rate, estimate, shown
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
@@ -27,7 +26,7 @@ BATCH = 64
 RANK_OF_TARGET = 4
 SHAPE_OF_TARGET = (64, 48)
 PRETRAINING_STEPS = 400
-METRICS = {"target": "log10_errors", "rotated": "losses", "classes": "losses"}
+METRICS = {"target": "log10_errors", "rotated": "losses"}
 
 Factors = dict[str, Array]
 Schedule = Callable[[Any], Any]
@@ -123,9 +122,9 @@ RIVAL = "LoRA, Adam"
 
 
 @functools.lru_cache(maxsize=2)
-def images_of(name: str, seed: int, folder: Path | None) -> tuple[FlatImages, FlatImages]:
-    """Return the images, upright and rotated by 45 degrees."""
-    data = load_digits(seed) if name == "digits" else load_mnist(folder)
+def images_of(seed: int) -> tuple[FlatImages, FlatImages]:
+    """Return the digits, upright and rotated by 45 degrees."""
+    data = load_digits(seed)
     turned = data._replace(train_x=_turn(data.train_x), test_x=_turn(data.test_x))
     return standardise(data), standardise(turned)
 
@@ -136,12 +135,10 @@ def _turn(images: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=2)
-def pretrained(
-    task: str, name: str, hidden: tuple[int, ...], seed: int, folder: Path | None
-) -> list[Array]:
-    """Return the weights of a classifier pretrained by Adam on the first part of the task."""
-    upright, _ = images_of(name, seed, folder)
-    train_x, train_y = _part(task, upright.train_x, upright.train_y, first=True)
+def pretrained(hidden: tuple[int, ...], seed: int) -> list[Array]:
+    """Return the weights of a classifier pretrained by Adam on upright digits."""
+    upright, _ = images_of(seed)
+    train_x, train_y = jnp.asarray(upright.train_x), jnp.asarray(upright.train_y)
     order = jnp.asarray(batches(seed, len(train_y), PRETRAINING_STEPS, BATCH))
     widths = upright.widths(hidden)
     keys = jax.random.split(jax.random.key(seed), len(widths))
@@ -153,12 +150,6 @@ def pretrained(
         return cross_entropy(weights, train_x[rows], train_y[rows], 1.0)
 
     return training.train(tx, loss, training.begin(tx, weights), order)[0][0]
-
-
-def _part(task: str, images: Any, labels: Any, first: bool) -> tuple[Array, Array]:
-    """Return the images of a part: all, or for `classes` the labels 0 to 4 (first) or 5 to 9."""
-    kept = np.full(len(labels), True) if task != "classes" else (labels < 5) == first
-    return jnp.asarray(images[kept]), jnp.asarray(labels[kept])
 
 
 @functools.lru_cache(maxsize=2)
@@ -206,13 +197,12 @@ def _regress(weights: Any, data: Any, rows: Any) -> Any:
 class FineTuning(Study):
     """Which adapter, trained by which optimizer, fine-tunes best?
 
-    Three tasks:
+    Two tasks:
 
     * `target`: correct a linear layer by a matrix of rank 4. Metric: log10 of the relative squared
       error of the weight.
     * `rotated`: adapt a classifier of upright digits to digits rotated by 45 degrees. Metric:
       held-out cross-entropy.
-    * `classes`: adapt a classifier of the digits 0 to 4 to 5 to 9. Metric: held-out cross-entropy.
 
     Every layer has an adapter and is otherwise frozen; every arm starts from the loss of the frozen
     network. Each arm is trained with eight learning rates, an octave apart, with cosine decay, and
@@ -223,15 +213,13 @@ class FineTuning(Study):
 
     # fmt: off
     tasks: tuple[str, ...] = option(
-        ("target", "rotated"), "what is fine-tuned", choices=tuple(METRICS))
+        ("target", "rotated"), "tasks to fine-tune on", choices=tuple(METRICS))
     methods: tuple[str, ...] = option(tuple(METHODS), "adapters", choices=tuple(METHODS))
-    rank: int = option(4, "of the adapters")
-    steps: int = option(400, "of each training of a classifier, of 64 images")
-    target_steps: int = option(100, "of each training of the linear layer, of 64 inputs")
+    rank: int = option(4, "rank of the adapters")
+    steps: int = option(400, "steps of each training of a classifier, of 64 images")
+    target_steps: int = option(100, "steps of each training of the linear layer, of 64 inputs")
     hidden: tuple[int, ...] = option((64, 64), "widths of the classifier's hidden layers")
-    images: str = option("digits", "for the classifier", choices=("digits", "mnist"))
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of data, weights, factors and batches")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds of data, weights, factors and batches")
     # fmt: on
 
     def __post_init__(self):
@@ -253,7 +241,7 @@ class FineTuning(Study):
         exponents = METHODS[cell["method"]].log2_rates
         key, rates = jax.random.key(1000 + cell["seed"]), 2.0 ** jnp.array(exponents, jnp.float32)
         target = cell["task"] == "target"
-        bases, data, (images, labels) = self._target(cell) if target else self._images(cell)
+        bases, data, (images, labels) = self._target(cell) if target else self._digits(cell)
         loss = _regress if target else _classify
         steps = self.target_steps if target else self.steps
         order = batches(cell["seed"], len(data[0]), steps, BATCH)
@@ -281,13 +269,10 @@ class FineTuning(Study):
         base, inputs, target = arrays
         return [base], (inputs, target), (inputs, target)
 
-    def _images(self, cell: Cell) -> tuple[Any, Any, Any]:
-        """Return a pretrained classifier with the training and test images of the new task."""
-        task, seed = cell["task"], cell["seed"]
-        bases = pretrained(task, self.images, self.hidden, seed, self.data_dir)
-        data = images_of(self.images, seed, self.data_dir)[task == "rotated"]
-        train = _part(task, data.train_x, data.train_y, first=False)
-        return bases, train, _part(task, data.test_x, data.test_y, first=False)
+    def _digits(self, cell: Cell) -> tuple[Any, Any, Any]:
+        """Return a pretrained classifier with rotated digits to train and test with."""
+        train_x, train_y, *test = map(jnp.asarray, images_of(cell["seed"])[1][:4])
+        return pretrained(self.hidden, cell["seed"]), (train_x, train_y), test
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return {

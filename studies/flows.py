@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -15,7 +14,6 @@ import scipy.stats
 from jaxtyping import Array, Float
 
 from manifoldmuon.manifolds import SpectralBall, Stiefel
-from manifoldmuon.norms import Lipschitz
 from manifoldmuon.optim import chain, init_tree, muon, retract
 from studies.certified.methods import SQUARES, Bjorck, Method, Muon, SpectralNorm, flat
 from studies.datasets import batches, load_digits
@@ -23,8 +21,8 @@ from studies.display import COLOURS, dress, panels, short, text_table
 from studies.estimates import estimate, half_width, shown
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
-LEVELS, SIDE = 17, 8
-"""Grey levels of a pixel, and pixels along a side."""
+LEVELS = 17
+"""Grey levels of a pixel."""
 
 EDGE = 0.05
 """The flow models the logit of `EDGE + (1 - 2 EDGE) z`, for dequantised images z in [0, 1]."""
@@ -74,30 +72,11 @@ def block(own: Params, x: Float[Array, "n d"], c: float) -> tuple[Array, Float[A
     """Apply a diagonal affine map, then `x + g(x)`; return log-determinants, too.
 
     The determinant of `I + c B D A` is that of `I + c D A B`, with the hidden width as size.
-    Convolutions have more hidden units than pixels, and take the first.
     """
     x = x * jnp.exp(own["scale"]) + own["shift"]
     move, slope = residual(own, x, c)
-    if "shifts" in own:
-        inner = c * _products(own, slope)
-    else:
-        inner = slope[..., None] * (c * own["in"] @ own["out"])
+    inner = slope[..., None] * (c * own["in"] @ own["out"])
     return x + move, jnp.linalg.slogdet(jnp.eye(inner.shape[-1]) + inner)[1] + own["scale"].sum()
-
-
-def _products(own: Params, slope: Float[Array, "n h"]) -> Float[Array, "n d d"]:
-    """Return `B D A` of convolutions, from products of pairs of taps."""
-    shifts = own["shifts"]
-    pixels = shifts.shape[-1]
-    first, last = (
-        jnp.einsum("hpq,tpq->ht", matrix.reshape(-1, pixels, pixels), shifts) / pixels
-        for matrix in (own["in"], own["out"].mT)
-    )
-    slope = slope.reshape(len(slope), -1, pixels)
-    values = jnp.einsum("hs,ht,nhp->stpn", last, first, slope)
-    reads = shifts.argmax(-1)
-    found = jnp.zeros((pixels, pixels, len(slope)), values.dtype)
-    return jnp.moveaxis(found.at[reads[:, None], reads].add(values), -1, 0)
 
 
 @_jit
@@ -128,31 +107,6 @@ def log_density(params: Params, z: Float[Array, "n d"], c: float) -> Float[Array
     y, first = logit(z)
     x, second = encode(params, y, c)
     return first + second + jax.scipy.stats.norm.logpdf(x).sum(axis=-1)
-
-
-def operators(params: Params, kernel: int) -> Params:
-    """Return the matrices and biases of circular convolutions; dense layers (0) do not change.
-
-    `out` is the transpose of a convolution: both kernels are matrices of channels by taps, and a
-    pixel is in `kernel**2` patches (see `norms.Lipschitz`).
-    """
-    if not kernel:
-        return params
-    pixels = params["scale"].shape[-1]
-    one, taps = np.eye(math.isqrt(pixels)), range(-(kernel // 2), (kernel + 1) // 2)
-    shifts = jnp.array(
-        [np.kron(np.roll(one, i, 0), np.roll(one, j, 0)) for i in taps for j in taps]
-    )
-
-    def matrix(kernels: Array) -> Array:
-        return jnp.einsum("bht,tpq->bhpq", kernels, shifts).reshape(len(kernels), -1, pixels)
-
-    return params | {
-        "in": matrix(params["in"]),
-        "out": matrix(params["out"].mT).mT,
-        "bias": jnp.repeat(params["bias"], pixels, axis=-1),
-        "shifts": jnp.broadcast_to(shifts, (len(params["bias"]), *shifts.shape)),
-    }
 
 
 def bound(params: Params, c: float) -> float:
@@ -226,15 +180,14 @@ def _dequantise(key: Any, levels: Any) -> Any:
     return (levels + jax.random.uniform(key, levels.shape)) / LEVELS
 
 
-def _start(seed: int, blocks: int, width: int, kernel: int) -> Params:
+def _start(seed: int, blocks: int, width: int) -> Params:
     """Return orthonormal matrices and a first affine map that standardises the logits."""
     y, _ = logit(_dequantise(jax.random.key(seed), _images(seed)[0]))
     pixels, keep = y.shape[1], jnp.zeros((blocks, y.shape[1]))
-    reads, scale = kernel**2 or pixels, Lipschitz(overlap=kernel**2 or 1)
-    shapes = {"in": (blocks, width, reads), "out": (blocks, reads, width)}
+    shapes = {"in": (blocks, width, pixels), "out": (blocks, pixels, width)}
     templates = {k: jax.ShapeDtypeStruct(shape, y.dtype) for k, shape in shapes.items()}
     return {
-        **init_tree(Stiefel(scale).stacked(), jax.random.key(seed), templates),
+        **init_tree(Stiefel().stacked(), jax.random.key(seed), templates),
         "bias": jnp.zeros((blocks, width)),
         "sharpness": jnp.full((blocks,), 0.5),
         "scale": keep.at[0].set(-jnp.log(y.std(axis=0))),
@@ -243,12 +196,9 @@ def _start(seed: int, blocks: int, width: int, kernel: int) -> Params:
 
 
 @functools.lru_cache(maxsize=1)
-def _programs(
-    name: str, blocks: int, width: int, kernel: int, steps: int, batch: int, c: float, rest: float
-):
+def _programs(name: str, blocks: int, width: int, steps: int, batch: int, c: float, rest: float):
     """Return functions: begin, take `CHUNK` steps, get the parameters of the flow."""
     method, manifold, momentum = METHODS[name]
-    manifold = dataclasses.replace(manifold, scale=Lipschitz(overlap=kernel**2 or 1))
 
     def optimizer(rate: Any) -> optax.GradientTransformation:
         decay = functools.partial(optax.linear_schedule, end_value=0.0, transition_steps=steps)
@@ -257,17 +207,14 @@ def _programs(
         return optax.partition(kinds, lambda p: {k: "body" if k in MATRICES else "rest" for k in p})
 
     def carried(params: Params, own: Any) -> Any:
-        full = operators(params, kernel)
-        return {k: method.carried(full[k], own[k]) for k in MATRICES}
+        return {k: method.carried(params[k], own[k]) for k in MATRICES}
 
     def flow(params: Params, own: Any) -> Params:
-        full = operators(params, kernel)
-        return full | {k: method.weight(full[k], own[k]) for k in MATRICES}
+        return params | {k: method.weight(params[k], own[k]) for k in MATRICES}
 
     def begin(seed: int, rate: float) -> Any:
-        params = _start(seed, blocks, width, kernel)
-        full = operators(params, kernel)
-        own = {k: method.begin(full[k])[1] for k in MATRICES}  # arrays start as the matrices
+        params = _start(seed, blocks, width)
+        own = {k: method.begin(params[k])[1] for k in MATRICES}  # arrays start as the matrices
         return params, own, optimizer(rate).init(params)
 
     def take(carry: Any, rate: Any, levels: Any, keys: Any) -> Any:
@@ -351,38 +298,34 @@ class Flows(Study):
     """Which constraint and optimizer fit residual flows best?
 
     An invertible residual flow on scikit-learn's digits: images of 17 grey levels, dequantised
-    uniformly, then logits. A block is a diagonal affine map, then `x + g(x)`: two dense matrices,
-    or a circular convolution and the transpose of one, around LipSwish, times `coefficient`, and a
-    Lipschitz bound below 1 if both have norm at most 1. Sets bound the norm of a convolution by
-    that of its kernel; spectral normalisation iterates on the whole convolution. Log-determinants
-    are exact. All methods start from the same orthonormal matrices and train other parameters with
-    Adam at a fixed rate; all rates fall linearly to zero. The first seed chooses one of five rates
-    by bits per pixel; the others count, paired with Adam under spectral normalisation (three power
-    iterations in a step). Bounds are from singular values in float64, every 50 steps; inversion is
-    by fixed-point iteration in float64; times are of the processor.
+    uniformly, then logits. A block is a diagonal affine map, then `x + g(x)`: two dense matrices
+    around LipSwish, times `coefficient`: a Lipschitz bound below 1 if both have norm at most 1.
+    Log-determinants are exact. All methods start from the same orthonormal matrices and train other
+    parameters with Adam at a fixed rate; all rates fall linearly to zero. The first seed chooses
+    one of five rates by bits per pixel; the others count, paired with Adam under spectral
+    normalisation (three power iterations in a step). Bounds are from singular values in float64,
+    every 50 steps; inversion is by fixed-point iteration in float64; times are of the processor.
     """
 
     name: ClassVar[str] = "flows"
 
     # fmt: off
     methods: tuple[str, ...] = option(
-        tuple(METHODS), f"of the matrices, {RIVAL!r} among them", choices=tuple(METHODS))
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "the first tunes")
-    octaves: tuple[int, ...] = option((-2, -1, 0, 1, 2), "of the rates, from a method's middle one")
-    blocks: int = option(8, "of the flow")
+        tuple(METHODS), f"methods for the matrices, {RIVAL!r} among them", choices=tuple(METHODS))
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "seeds; the first tunes")
+    octaves: tuple[int, ...] = option(
+        (-2, -1, 0, 1, 2), "rates to try, in octaves from each method's own")
+    blocks: int = option(8, "blocks of the flow")
     width: int = option(32, "hidden units of a block")
-    kernel: int = option(0, "side of circular convolutions, with `width` channels; 0: dense")
-    coefficient: float = option(0.97, "bounds the Lipschitz constant of each g")
-    steps: int = option(600, f"of a training, a multiple of {CHUNK}")
-    batch: int = option(128, "images of a step")
+    coefficient: float = option(0.97, "bound on the Lipschitz constant of each g")
+    steps: int = option(600, f"steps of each training, a multiple of {CHUNK}")
+    batch: int = option(128, "images per step")
     rest: float = option(1e-2, "rate of Adam for other parameters")
     # fmt: on
 
     def __post_init__(self):
         check_choices(self)
         check_rival(RIVAL, self.methods, self.seeds)
-        if not 0 <= self.kernel <= SIDE:
-            raise ValueError(f"kernel must be between 0 and {SIDE}; got {self.kernel}")
         if self.steps < CHUNK or self.steps % CHUNK or not 0 < self.coefficient < 1:
             raise ValueError(
                 f"steps must be a multiple of {CHUNK}, coefficient between 0 and 1; got "
@@ -400,7 +343,7 @@ class Flows(Study):
         name, seed, c = cell["method"], cell["seed"], self.coefficient
         if name == GAUSSIAN:
             return {"bits": gaussian(seed)}
-        sizes = self.blocks, self.width, self.kernel, self.steps, self.batch, c, self.rest
+        sizes = self.blocks, self.width, self.steps, self.batch, c, self.rest
         rate, tried = _tuned(name, self.seeds[0], self.octaves, *sizes)
         found, params = trained(name, seed, rate, *sizes)
         return {"rate": rate, "tried": tried, **found, **inversion(params, _images(seed)[1], c)}

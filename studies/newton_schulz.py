@@ -46,21 +46,27 @@ class NewtonSchulzDesigner(Study):
 
     name: ClassVar[str] = "newton-schulz"
 
-    degree: int = option(5, "of every step: odd, 3 or more")
-    steps: int | None = option(None, "how many; left out: one more than the dtype can tell from 1")
-    lower: float = option(1e-3, "the smallest singular value that is to arrive at 1")
-    dtype: str = option("float32", "in which matrices are multiplied", choices=tuple(SAFETY))
-    safety: float | None = option(None, "head-room for rounding; left out: what suits the dtype")
-    cushion: float = option(0.0, "how far the valleys of the first steps are lifted")
+    degree: int = option(5, "degree of every step: odd, 3 or more")
+    steps: int | None = option(
+        None, "number of steps; left out: one more than the dtype can resolve"
+    )
+    lower: float = option(1e-3, "smallest singular value that converges to 1")
+    dtype: str = option("float32", "dtype of the products", choices=tuple(SAFETY))
+    safety: float | None = option(None, "factor for rounding; left out: the dtype's own")
+    cushion: float = option(
+        0.0, "smallest lower end of a step's interval, as a share of its upper end"
+    )
     bounds: tuple[float, ...] = option((1e-1, 1e-2, 1e-3, 1e-4), "lower bounds in the table")
-    size: int = option(96, "of the square matrices")
-    seeds: tuple[int, ...] = option((0, 1, 2), "random bases of the matrices; the worst counts")
+    size: int = option(96, "size of the square matrices")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of the bases; the worst counts")
 
     def __post_init__(self):
         if not self.bounds or not all(0 < bound < 1 for bound in self.bounds):
-            raise ValueError(f"bounds must lie between 0 and 1; got {self.bounds}")
+            raise ValueError(f"bounds must be between 0 and 1; got {self.bounds}")
         if self.size < 2 or not self.seeds:
-            raise ValueError(f"size must be 2 or more, with a seed; got {self.size}, {self.seeds}")
+            raise ValueError(
+                f"size must be 2 or more, seeds not empty; got {self.size}, {self.seeds}"
+            )
         self.schedule()
 
     def schedule(self) -> Schedule:

@@ -155,14 +155,16 @@ class Plasticity(Study):
 
     # fmt: off
     methods: tuple[str, ...] = option(
-        tuple(METHODS), f"of the hidden matrices, {RIVAL!r} among them", choices=tuple(METHODS))
-    tasks: int = option(80, "permutations in a row")
-    parts: int = option(10, "of the stream, whose mean losses are kept")
-    octaves: tuple[int, ...] = option((-2, -1, 0, 1, 2), "of the rates, from a method's middle one")
-    width: int = option(64, "of the hidden layers")
-    depth: int = option(3, "hidden layers")
+        tuple(METHODS), f"methods for the hidden matrices, {RIVAL!r} among them",
+        choices=tuple(METHODS))
+    tasks: int = option(80, "number of permutations, one after the other")
+    parts: int = option(10, "parts of the stream with a mean loss each")
+    octaves: tuple[int, ...] = option(
+        (-2, -1, 0, 1, 2), "rates to try, in octaves from each method's own")
+    width: int = option(64, "width of the hidden layers")
+    depth: int = option(3, "number of hidden layers")
     seeds: tuple[int, ...] = option(
-        (0, 1, 2, 3, 4), "of the images, permutations, weights and batches")
+        (0, 1, 2, 3, 4), "seeds of images, permutations, weights and batches")
     # fmt: on
 
     def __post_init__(self):

@@ -52,10 +52,10 @@ def parse(
     """
     given = p.parse_args(argv)
     if given.out.suffix != ".json":
-        p.error(f"argument --out: {given.out} does not end in .json")
+        p.error(f"argument --out must end in .json; got {given.out}")
     for path in (given.out, *map(given.out.with_suffix, beside)):
         if path.exists() and not (given.overwrite or resumes):
-            p.error(f"{path} exists; pass --overwrite, or another --out")
+            p.error(f"{path} exists; pass --overwrite, or choose another name with --out")
     folder = given.out.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

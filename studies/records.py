@@ -82,7 +82,7 @@ def read_record(path: Path, study: str | None = None) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a record that can be read ({error})") from error
+        raise ValueError(f"{path} cannot be read as a record ({error})") from error
     if not isinstance(record, dict) or study not in (None, record.get("study")):
         raise ValueError(f"{path} is not a record of the study {study}")
     return record

@@ -49,19 +49,23 @@ class SolverShootOut(Study):
 
     name: ClassVar[str] = "solvers"
 
-    data: str = option("digits", "what is classified", choices=("digits", "cifar10"))
-    data_dir: Path | None = option(None, "folder or archive of cifar10", recorded=False)
-    solvers: tuple[str, ...] = option(tuple(SOLVERS), "to train with", choices=tuple(SOLVERS))
-    widths: tuple[int, ...] = option((128, 64), "of the hidden layers")
+    data: str = option("digits", "data set", choices=("digits", "cifar10"))
+    data_dir: Path | None = option(None, "folder or archive of CIFAR-10", recorded=False)
+    solvers: tuple[str, ...] = option(
+        tuple(SOLVERS), "solvers to train with", choices=tuple(SOLVERS)
+    )
+    widths: tuple[int, ...] = option((128, 64), "widths of the hidden layers")
     rates: tuple[float, ...] = option((0.03, 0.1, 0.3), "learning rates")
-    steps: int = option(200, "of each training; the rate falls linearly to zero")
-    seeds: tuple[int, ...] = option(tuple(range(8)), "splits, weights and batches")
+    steps: int = option(200, "steps of each training; the rate falls linearly to zero")
+    seeds: tuple[int, ...] = option(tuple(range(8)), "seeds of splits, weights and batches")
 
     def __post_init__(self):
         if EXACT not in self.solvers:
-            raise ValueError(f"solvers must contain {EXACT!r}, with which all else is compared")
+            raise ValueError(f"solvers must contain {EXACT!r}, the baseline; got {self.solvers}")
         if min(self.rates, default=0) <= 0 or min(self.steps, *self.widths, 1) < 1:
-            raise ValueError("rates, widths and steps must be positive, and there must be a rate")
+            raise ValueError(
+                f"rates, widths and steps must be positive, rates not empty; got {self}"
+            )
 
     def cells(self) -> Sequence[Cell]:
         return [

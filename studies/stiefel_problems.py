@@ -35,7 +35,7 @@ def stiefel_problem(family: str, m: int, n: int, seed: int = 0) -> tuple[np.ndar
     elif family == "rank 8 with noise":
         grad = low / np.linalg.norm(low, 2) + 0.01 * noise / np.linalg.norm(noise, 2)
     else:
-        raise ValueError(f"family must be one of {STIEFEL_FAMILIES}; got {family!r}")
+        raise ValueError(f"family must be among {STIEFEL_FAMILIES}; got {family!r}")
     return point, grad / np.linalg.norm(grad, 2)
 
 

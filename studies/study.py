@@ -151,8 +151,8 @@ def check_rival(rival: str, methods: Sequence[str], seeds: Sequence[int]) -> Non
     differ."""
     if rival not in methods or len(set(seeds)) < max(2, len(seeds)):
         raise ValueError(
-            f"the methods must include {rival!r}, and there must be two or more different seeds; "
-            f"got {methods} and {seeds}"
+            f"methods must include {rival!r}, and seeds be two or more different numbers; got "
+            f"{methods} and {seeds}"
         )
 
 

@@ -9,13 +9,13 @@ import optax
 import pytest
 from jax.lax import Precision
 
-from benchmarks._passes import multiplications, on_tpu
 from manifoldmuon import optim
 from manifoldmuon._internal.matrices.arrays import product, rounding
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
 from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from tests.oracles.passes import multiplications, on_tpu
 
 PASSES = {Precision.DEFAULT: 1, Precision.HIGH: 3, Precision.HIGHEST: 6}
 

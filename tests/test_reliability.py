@@ -8,11 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from benchmarks import _minima as minima
-from benchmarks import reliability
-from benchmarks._gradients import GRADIENT_FAMILIES
-from benchmarks._sets import most, normal_at
-from benchmarks.reliability import SCALES, SEEDS, Case
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Hypersphere,
@@ -22,6 +17,11 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import DouglasRachford, _douglas_rachford
 from manifoldmuon.norms import Spectral
+from tests.oracles import cases, minima, runs
+from tests.oracles.cases import MATRICES, SEEDS, Case, check_case
+from tests.oracles.gradients import GRADIENT_FAMILIES
+from tests.oracles.runs import LINKS, SCALES, WARM, check_bounds, check_switching, check_training
+from tests.oracles.sets import most, normal_at
 
 NETWORKS = (1, 12, 14)  # seeds of `random_network`, among the faster networks
 few = settings(
@@ -39,18 +39,20 @@ CONES = (
     "SpectralBand, steps by rows",
 )
 
+SOLVERS = ("Orthogonal", "Stiefel, Resolvents()", "Stiefel, DualAscent()")
+
 
 @pytest.mark.slow_except("linear")
 @pytest.mark.parametrize(
     "names",
-    [("Stiefel", "Stiefel, ProjectedPolar()", "EmbeddingRows"), CONES],
-    ids=["linear", "cones"],
+    [("Stiefel", "Stiefel, ProjectedPolar()", "EmbeddingRows"), CONES, SOLVERS],
+    ids=["linear", "cones", "solvers"],
 )
 def test_random_directions_pass_checks(names):
     @few
-    @given(reliability.cases(names, ((3, 7, 4),), ("float32", "bfloat16")))
+    @given(cases.cases(names, ((3, 7, 4),), ("float32", "bfloat16")))
     def check(case):
-        reliability.check(case)
+        check_case(case)
 
     check()
 
@@ -71,7 +73,7 @@ FOUND = [
 @pytest.mark.slow
 @pytest.mark.parametrize("case", FOUND, ids=str)
 def test_past_failures_pass_checks(case):
-    reliability.check(case)
+    check_case(case)
 
 
 @pytest.mark.slow
@@ -95,26 +97,26 @@ def test_failed_splitting_falls_back_to_tangent_part(monkeypatch):
 
 # The benchmark also has "normalized Adam, sets", the slowest to compile.
 @pytest.mark.slow_except("manifold_muon")
-@pytest.mark.parametrize("name", sorted(reliability.LINKS.keys() - {"normalized Adam, sets"}))
+@pytest.mark.parametrize("name", sorted(LINKS.keys() - {"normalized Adam, sets"}))
 def test_random_trainings_pass_checks(name):
     @few
     @given(SCALES, SEEDS)
     def train(scales, draws):
-        reliability.check_training(name, scales, draws)
+        check_training(name, scales, draws)
 
     train()
 
 
 @pytest.mark.slow_except("normalized momentum")
-@pytest.mark.parametrize("name", reliability.WARM)
+@pytest.mark.parametrize("name", WARM)
 def test_warm_starts_survive_switching_gradients(name):
     families = GRADIENT_FAMILIES
     for seed, (family, period) in enumerate(zip(families, 3 * (5, 50, 1), strict=False)):
-        reliability.check_switching(name, (family, period, seed))
+        check_switching(name, (family, period, seed))
 
 
 def test_past_warm_start_failure_passes_checks():
-    reliability.check_switching("EmbeddingRows, for training", ("entry", 1, 48))
+    check_switching("EmbeddingRows, for training", ("entry", 1, 48))
 
 
 @pytest.mark.parametrize(
@@ -151,57 +153,57 @@ def test_warm_start_cases_cover_solvers_with_duals():
     def carries(manifold):
         return jax.tree.leaves(jax.eval_shape(lambda: manifold.init_dual((4, 4))))
 
-    square = {k: v for k, v in reliability.MATRICES.items() if not k.startswith("Grassmann")}
+    square = {k: v for k, v in MATRICES.items() if not k.startswith("Grassmann")}
     carried = {name for name, manifold in square.items() if carries(manifold)}
-    assert carried == set(reliability.WARM) & reliability.MATRICES.keys()
+    assert carried == set(WARM) & MATRICES.keys()
 
 
 @pytest.mark.slow_except("1")
 @pytest.mark.parametrize("number", NETWORKS)
 def test_attacks_stay_within_bounds_of_random_networks(number):
     """For weights at a drift of 0.1, and for weights in a ball of radius 0.3."""
-    found = reliability.check_bounds(range(number, number + 1), ())["bounds, networks"]
+    found = check_bounds(range(number, number + 1), ())["bounds, networks"]
     assert max(found.values()) > 0.2
 
 
 def test_search_detects_wrong_drift_bound(monkeypatch):
     """The wrong bound lets the largest singular value of a band grow by a tenth of itself."""
-    right = reliability.matrix_bounds
+    right = runs.matrix_bounds
 
     def scaled(space, shape, drift):
         known = right(space, shape)
         return dataclasses.replace(known, spectral=(1 + drift) * known.spectral)
 
-    monkeypatch.setattr(reliability, "matrix_bounds", scaled)
-    monkeypatch.setitem(reliability.MATRICES, "SpectralBand", SpectralBand(0.3, 0.8))
+    monkeypatch.setattr(runs, "matrix_bounds", scaled)
+    monkeypatch.setitem(MATRICES, "SpectralBand", SpectralBand(0.3, 0.8))
     with pytest.raises(AssertionError, match="spectral is 1.0"):
-        reliability.check_bounds(range(0), ("SpectralBand",))
+        check_bounds(range(0), ("SpectralBand",))
 
 
 def test_understated_gap_is_detected(monkeypatch):
     """The faked solver reports gap 0 for half of its direction."""
-    promised = reliability.ask
+    promised = cases.ask
 
     def too_good(*arguments):
         direction, gap, *rest = promised(*arguments)
         return direction / 2, 0 * gap, *rest
 
-    monkeypatch.setattr(reliability, "ask", too_good)
+    monkeypatch.setattr(cases, "ask", too_good)
     case = Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0)
     with pytest.raises(AssertionError, match="gap under the true one: 0.5"):
-        reliability.check(case)
+        check_case(case)
 
 
 def test_nan_gap_is_detected(monkeypatch):
-    promised = reliability.ask
+    promised = cases.ask
 
     def lost(*arguments):
         direction, gap, *rest = promised(*arguments)
         return direction, jnp.nan * gap, *rest
 
-    monkeypatch.setattr(reliability, "ask", lost)
+    monkeypatch.setattr(cases, "ask", lost)
     with pytest.raises(AssertionError, match="gap under the true one: nan"):
-        reliability.check(Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0))
+        check_case(Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0))
 
 
 @pytest.mark.slow_except(

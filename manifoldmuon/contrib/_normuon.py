@@ -17,12 +17,10 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize
-from manifoldmuon._internal.trees.places import find_places
-from manifoldmuon._internal.trees.transformations import init_by_path, transformation
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
-from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
-from manifoldmuon.optim import Budgets, Geometry, map_leaves, muon, project_tangent, scale_by_budget
+from manifoldmuon.optim import Budgets, Geometry, muon, rules, scale_by_budget, transformation
 
 
 class ScaleByNeuronRMSState(NamedTuple):
@@ -72,66 +70,40 @@ def scale_by_neuron_rms(
       >>> tx = mm.optim.chain(directions, optax.scale(-0.1), mm.optim.retract(g))
     """
 
-    tangent = project_tangent(geometry)
+    def rule(manifold: Manifold, point: jax.Array, update: jax.Array, given: Any) -> Any:
+        axes, wide = _other_axes(manifold), upcast(update)
+        kept = expand_trailing(given["decay"], 1)
+        nu = kept * given["nu"] + (1 - kept) * jnp.mean(wide**2, axis=axes)
+        scaled = wide / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), axes)
+        scaled, _ = rules.tangent(manifold, point, scaled, {})
+        length = expand_trailing(frobenius_norm(wide, manifold.ndim), manifold.ndim)
+        after = jnp.where(jnp.isfinite(nu), nu, given["nu"]).astype(given["nu"].dtype)
+        return length * normalize(scaled, manifold.ndim), {"nu": after}
 
-    def init_fn(params: Any) -> ScaleByNeuronRMSState:
-        places = find_places(geometry, params, lambda path, entry, leaf: None, "geometry")
-        return ScaleByNeuronRMSState(init_by_path(places, params, _init_squares))
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        # Not stacked: the rows of a leaf are read once and written once.
-        options: Any = {"name": "scale_by_neuron_rms", "select": _has_neurons, "stack": False}
-        given = geometry, updates, params
-        _, squares = map_leaves(_mean_squares, *given, carried=state.nu, **options)
-        after = {path: decay * state.nu[path] + (1 - decay) * x for path, x in squares.items()}
-        scaled, _ = map_leaves(_divide, *given, carried=after, **options)
-        scaled, _ = tangent.update(scaled, optax.EmptyState(), params)
-        steps, _ = map_leaves(_lengthen, geometry, scaled, params, updates, **options)
-        nu = {path: _finite(x, state.nu[path]) for path, x in after.items()}
-        return steps, ScaleByNeuronRMSState(state.nu | nu)
-
-    # The placeholder has a number for each dictionary; see `transformation`.
-    return transformation(update_fn, init_fn, lambda _: ScaleByNeuronRMSState(jnp.zeros(())))  # type: ignore
+    return transformation(
+        rule,
+        geometry,
+        ScaleByNeuronRMSState,
+        _init_squares,
+        numbers={"decay": decay},
+        name="scale_by_neuron_rms",
+        select=_has_neurons,
+        stack=False,  # the rows of a leaf are read once and written once
+    )
 
 
 def _has_neurons(manifold: Manifold) -> bool:
     return isinstance(manifold.norm, Spectral | ConvRMSToRMS)
 
 
-def _init_squares(entry: Manifold | LaidOut, shape: tuple[int, ...]) -> jax.Array | None:
-    if isinstance(entry, LaidOut):
-        return _init_squares(entry.manifold, entry.layout.inner_shape(shape))
-    copies = shape[: len(shape) - entry.ndim]
-    return jnp.zeros((*copies, shape[-2]), jnp.float32) if _has_neurons(entry) else None
-
-
-def _mean_squares(
-    manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array
-) -> tuple[None, jax.Array]:
-    del point, nu
-    return None, jnp.mean(upcast(update) ** 2, axis=_other_axes(manifold))
-
-
-def _divide(manifold: Manifold, point: jax.Array, update: jax.Array, nu: jax.Array) -> jax.Array:
-    del point
-    return upcast(update) / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), _other_axes(manifold))
-
-
-def _finite(after: jax.Array, nu: jax.Array) -> jax.Array:
-    return jnp.where(jnp.isfinite(after), after, nu).astype(nu.dtype)
+def _init_squares(manifold: Manifold, shape: tuple[int, ...]) -> tuple[jax.Array | None]:
+    copies = shape[: len(shape) - manifold.ndim]
+    has = _has_neurons(manifold)
+    return (jnp.zeros((*copies, shape[-2]), jnp.float32) if has else None,)
 
 
 def _other_axes(manifold: Manifold) -> tuple[int, ...]:
     return tuple(axis for axis in range(-manifold.ndim, 0) if axis != -2)
-
-
-def _lengthen(
-    manifold: Manifold, point: jax.Array, kept: jax.Array, update: jax.Array
-) -> jax.Array:
-    """Scale `kept` to the length of `update`, in the point's dtype."""
-    length = expand_trailing(frobenius_norm(upcast(update), manifold.ndim), manifold.ndim)
-    return (length * normalize(kept, manifold.ndim)).astype(point.dtype)
 
 
 @check_arguments(neuron_decay=number("[0, 1)"))

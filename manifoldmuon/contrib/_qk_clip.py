@@ -11,13 +11,13 @@ from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
+from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import Spec, match_prefix
-from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     difference,
+    gradient_transformation,
     require,
-    transformation,
 )
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
@@ -89,19 +89,19 @@ def with_qk_clip(
     def update_fn(updates, state, params=None, *, max_logits=None, **extra_args):
         require("with_qk_clip", max_logits=max_logits, params=params)
         steps, state = inner.update(updates, state, params, max_logits=max_logits, **extra_args)
-        places = _find_heads(heads, geometry, params)
-        clipped = [i for i in places.real if places.values[i] is not None]
-        logits = _match_logits(max_logits, clipped, places)
-        leaves, factors = places.leaves(params), {}
-        entries: dict[int, Any] = dict.fromkeys(places.real, _WHOLE)
-        for place, given in zip(clipped, logits, strict=True):
-            path, layout = places.paths[place], places.values[place]
-            entries[place] = LaidOut(Euclidean(Frobenius(2)), layout)
-            shape = layout.inner_shape(jnp.shape(leaves[place]))[:-2]
+        matched = _find_heads(heads, geometry, params)
+        clipped = [i for i in matched.real if matched.values[i] is not None]
+        logits = _match_logits(max_logits, clipped, matched)
+        leaves, factors = matched.leaves(params), {}
+        entries: dict[int, Any] = dict.fromkeys(matched.real, _WHOLE)
+        for i, given in zip(clipped, logits, strict=True):
+            path, layout = matched.paths[i], matched.values[i]
+            entries[i] = LaidOut(Euclidean(Frobenius(2)), layout)
+            shape = layout.inner_shape(jnp.shape(leaves[i]))[:-2]
             factors[path] = _factors(path, shape, given, threshold, power)
         steps, _ = map_leaves(
             _clip,
-            places.fill(params, entries),
+            matched.fill(params, entries),
             steps,
             params,
             name="with_qk_clip",
@@ -111,24 +111,24 @@ def with_qk_clip(
         )
         return steps, state
 
-    return transformation(update_fn, init_fn, inner.init, Terminal)
+    return gradient_transformation(update_fn, init_fn, inner.init, Terminal)
 
 
 _WHOLE = Euclidean(Frobenius(0))
 
 
-def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Places:
+def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Matched:
     """Return the layout of every clipped parameter, None for the others."""
-    places = find_places(heads, params, _check_heads, "heads")
-    manifolds = places.leaves(resolve_geometry(geometry, params))
-    clipped = [i for i in places.real if places.values[i] is not None]
-    entries = {places.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
+    matched = match(heads, params, _check_heads, "heads")
+    manifolds = matched.leaves(resolve_geometry(geometry, params))
+    clipped = [i for i in matched.real if matched.values[i] is not None]
+    entries = {matched.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
     if constrained := [path for path, entry in entries.items() if entry and entry.constrained]:
         raise ValueError(
             f"with_qk_clip scales weights, but {constrained} lie on constrained manifolds, which"
             " say how large they are; leave them out (None), or choose Euclidean with a norm"
         )
-    return places
+    return matched
 
 
 def _check_heads(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
@@ -145,12 +145,12 @@ def _check_heads(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"with_qk_clip: the parameter {path!r}: {error}") from error
 
 
-def _match_logits(max_logits: Any, clipped: list[int], places: Places) -> list[Any]:
+def _match_logits(max_logits: Any, clipped: list[int], matched: Matched) -> list[Any]:
     """Return the entry of `max_logits` above each clipped parameter."""
     if not clipped:
         return []
-    paths = [places.paths[place] for place in clipped]
-    others = {path: None for path in places.paths if path not in paths}
+    paths = [matched.paths[i] for i in clipped]
+    others = {path: None for path in matched.paths if path not in paths}
     return match_prefix(max_logits, paths, others, "with_qk_clip: max_logits")
 
 

@@ -18,7 +18,11 @@ from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upca
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import explicit_mesh
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
-from manifoldmuon._internal.trees.transformations import Terminal, Transformation, transformation
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    gradient_transformation,
+)
 
 # Resolution of the code near zero. Relative errors (root mean square) of 4 bits in blocks of 128
 # are 0.117 without companding and 0.109 with it for normal entries, 0.19 and 0.13 for Student's t
@@ -134,7 +138,7 @@ def quantized(
         # The dictionary of scales is a scalar there; see `transformation`.
         return QuantizedState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return transformation(
+    return gradient_transformation(
         update_fn, init_fn, placeholder, Terminal if isinstance(inner, Terminal) else Transformation
     )
 

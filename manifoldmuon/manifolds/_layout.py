@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import check_fields, check_number
-from manifoldmuon._internal.trees.places import Cut
 from manifoldmuon._internal.values import Value
 
 AxisNumbers = int | tuple[int, ...]
@@ -122,13 +122,15 @@ class Layout(Value):
             )
 
     @property
-    def cut(self) -> Cut | None:
-        """Return the cut into unequal blocks along the axis of the fan-out, or None."""
+    def blocks(self) -> tuple[tuple[int, int, int], ...]:
+        """Return axis, start and end of each unequal block along the fan-out; empty without."""
         if isinstance(self.out_blocks, int):
-            return None
-        return Cut(_axes(self.out_axes)[0], self.out_blocks)
+            return ()
+        axis, ends = _axes(self.out_axes)[0], itertools.accumulate(self.out_blocks)
+        pairs = zip(self.out_blocks, ends, strict=True)
+        return tuple([(axis, end - length, end) for length, end in pairs])
 
-    def of_parts(self) -> "Layout":
+    def of_block(self) -> "Layout":
         """Return the layout of each unequal block, cut out of the array."""
         return dataclasses.replace(self, out_blocks=1)
 
@@ -169,8 +171,8 @@ class Layout(Value):
             )
 
         *_, fan_out, fan_in = self._matrix_shape(shape)
-        if self.cut:
-            if sum(self.cut.lengths) != fan_out:
+        if isinstance(self.out_blocks, tuple):
+            if sum(self.out_blocks) != fan_out:
                 raise ValueError(
                     f"out_blocks={self.out_blocks} must add up to the fan of {fan_out} that "
                     f"{self._words()} make of the shape {tuple(shape)}"

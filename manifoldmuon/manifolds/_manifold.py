@@ -343,9 +343,10 @@ class LaidOut(Value):
         """Raise `ValueError` if no point fits an array of this shape."""
         self.layout.check_shape(shape)
         parts, layout = [tuple(shape)], self.layout
-        if cut := layout.cut:
-            at, layout = cut.axis % len(shape), layout.of_parts()
-            parts = [(*shape[:at], length, *shape[at + 1 :]) for length in cut.lengths]
+        if layout.blocks:
+            at, layout = layout.blocks[0][0] % len(shape), layout.of_block()
+            lengths = [end - start for _, start, end in self.layout.blocks]
+            parts = [(*shape[:at], length, *shape[at + 1 :]) for length in lengths]
         for part in parts:
             try:
                 self.manifold.check_shape(layout.inner_shape(part))

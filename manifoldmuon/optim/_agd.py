@@ -13,13 +13,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import Spec, if_complex, is_hole
-from manifoldmuon._internal.trees.places import Places, find_places
-from manifoldmuon._internal.trees.transformations import transformation
+from manifoldmuon._internal.trees.transformations import gradient_transformation
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, Frobenius
-from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._retract import chain
+from manifoldmuon.optim._chain import chain
+from manifoldmuon.optim._execute import execute
+from manifoldmuon.optim._plan import Weight, plan_updates
 from manifoldmuon.optim._trees import init_tree
 
 Layouts = Spec[Layout]
@@ -95,24 +96,24 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     Raises:
       TypeError: on use, for an entry that is not a `Layout` or a parameter that is not floating
         point.
-      ValueError: on use, for a parameter without an entry, an entry without a parameter, unequal
-        `out_blocks`, or a parameter with too few axes (a bias). Every message names the path.
+      ValueError: on use, for a parameter without an entry, an entry without a parameter, or a
+        parameter with too few axes (a bias). Every message names the path.
     """
 
     def init_fn(params: Any) -> ScaleByAGDState:
-        _find_layouts(layouts, params)  # refuses biases before training
+        _match_layouts(layouts, params)  # refuses biases before training
         return match_varying_axes(_start(), params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del state, extra_args
         points = updates if params is None else params
-        places = _find_layouts(layouts, points)
-        leaves, values = places.leaves(points), places.values
-        entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in places.real}
-        geometry = places.fill(points, entries)
-        units, sizes = map_leaves(_split, geometry, updates, points, name="agd")
-        moved = [place for place in places.real if places.paths[place] in sizes]
-        depth = max(sum(_layers(values[i], jnp.shape(leaves[i])) for i in moved), 1)
+        matched = _match_layouts(layouts, points)
+        leaves, values = matched.leaves(points), matched.values
+        entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in matched.real}
+        plan = plan_updates("agd", matched.fill(points, entries), updates, points)
+        units, sizes = execute("agd", plan, _split, (points, updates))
+        moved = [weight for weight in plan.weights if weight.path in sizes]
+        depth = max(sum(_layers(w, leaves[w.index]) for w in moved), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
         # log((1 + sqrt(1 + 4 G)) / 2), rearranged to be accurate for tiny G.
         eta = jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))
@@ -126,7 +127,7 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         state = ScaleByAGDState(eta.astype(jnp.float32), summary.astype(jnp.float32))
         return jax.tree.map(scaled, units, updates, is_leaf=is_hole), state
 
-    return transformation(update_fn, init_fn, lambda params: _start())
+    return gradient_transformation(update_fn, init_fn, lambda params: _start())
 
 
 def _start() -> ScaleByAGDState:
@@ -157,13 +158,13 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
       >>> init_semi_orthogonal(mm.manifolds.Layout(), jax.random.key(0), jnp.ones((4, 3))).shape
       (4, 3)
     """
-    places = _find_layouts(layouts, params)
-    leaves, entries = places.leaves(params), {}
-    for place in places.real:
-        layout, shape = places.values[place], jnp.shape(leaves[place])
+    matched = _match_layouts(layouts, params)
+    leaves, entries = matched.leaves(params), {}
+    for i in matched.real:
+        layout, shape = matched.values[i], jnp.shape(leaves[i])
         entry = LaidOut(Stiefel(_size(layout, shape)), layout)
-        entries[place] = entry.stacked(len(shape) - entry.ndim)
-    return init_tree(places.fill(params, entries), key, params)
+        entries[i] = entry.stacked(len(shape) - entry.ndim)
+    return init_tree(matched.fill(params, entries), key, params)
 
 
 def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
@@ -176,10 +177,11 @@ def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
     return LaidOut(Euclidean(Frobenius(2, _size(layout, shape))), layout)
 
 
-def _layers(layout: Layout, shape: tuple[int, ...]) -> int:
-    """Return how many layers an array of this shape holds."""
-    copies = layout.inner_shape(shape)[:-2]
-    return math.prod(copies[: len(copies) - len(_taps(layout, shape))])
+def _layers(weight: Weight, leaf: Any) -> int:
+    """Return how many layers an array holds, without taps."""
+    layout = weight.entry.layout  # type: ignore
+    copies = weight.copies(leaf)
+    return math.prod(copies[: len(copies) - len(_taps(layout, jnp.shape(leaf)))])
 
 
 def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -193,8 +195,8 @@ def _split(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.A
     return manifold.norm.dualize(wide), manifold.norm.dual_norm(wide)
 
 
-def _find_layouts(layouts: Layouts, tree: Any) -> Places:
-    return find_places(layouts, tree, _check_layout, "layouts")
+def _match_layouts(layouts: Layouts, tree: Any) -> Matched:
+    return match(layouts, tree, _check_layout, "layouts")
 
 
 def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
@@ -206,11 +208,6 @@ def _check_layout(path: str, layout: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise TypeError(
             f"automatic gradient descent: {path!r} has dtype {leaf.dtype}, not real floating point."
             f" Take it out with optax.masked or optax.partition{if_complex(leaf.dtype)}."
-        )
-    if layout.cut:
-        raise ValueError(
-            f"automatic gradient descent: out_blocks of {path!r} must be a number of equal blocks;"
-            f" got {layout}"
         )
     try:
         layout.check_shape(leaf.shape)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -12,27 +14,22 @@ from manifoldmuon._internal.arguments import one_of, optional
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
-    transformation,
+    gradient_transformation,
 )
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold
+from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
+from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._descend import descend
-from manifoldmuon.optim._geometry import (
-    Geometry,
-    constrained,
-    find_manifolds,
-    manifold_of,
-    map_geometry,
-)
+from manifoldmuon.optim._geometry import Geometry, map_geometry
 from manifoldmuon.optim._hybrid import hybrid
-from manifoldmuon.optim._hyperball import hyperball
+from manifoldmuon.optim._hyperball import hyperball, norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
-from manifoldmuon.optim._leaves import check_updates
-from manifoldmuon.optim._retract import chain
-from manifoldmuon.optim._steepest import scale_by_steepest
+from manifoldmuon.optim._links import scale_by_steepest
+from manifoldmuon.optim._plan import plan, plan_updates
+from manifoldmuon.optim.rules import Found, Given, direction, on_sphere, over_norm, then, unit
 
 _checked = checked(rest=optional(one_of(optax.GradientTransformation)))
 
@@ -43,9 +40,8 @@ def decay_transformations(
     """Return weight decay for unconstrained leaves; an empty list for None."""
 
     def mask(tree: Any) -> Any:
-        places = find_manifolds(geometry, tree, cut=False)
-        marks = {i: not constrained(manifold_of(places.values[i])) for i in places.real}
-        return places.fill(tree, marks)
+        found = plan(geometry, tree)
+        return found.fill(tree, {w.index: not w.manifold.constrained for w in found.weights})
 
     return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
@@ -126,10 +122,10 @@ def manifold_muon(
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before clipping and momentum, which would broadcast a wrong shape.
-        check_updates(geometry, updates, params, "manifold_muon", rest is not None)
+        plan_updates("manifold_muon", geometry, updates, params, rest=rest is not None)
         return whole.update(updates, state, params, **extra_args)
 
-    return transformation(update_fn, whole.init, whole.init, type(whole))
+    return gradient_transformation(update_fn, whole.init, whole.init, type(whole))
 
 
 @_checked
@@ -198,16 +194,15 @@ def muon(
     )
 
     def init_fn(params: Any) -> Any:
-        places = find_manifolds(geometry, params, rest is not None)
-        values = {places.paths[i]: manifold_of(places.values[i]) for i in places.real}
-        if found := [path for path, manifold in values.items() if manifold.constrained]:
+        weights = plan(geometry, params, rest=rest is not None).weights
+        if found := [weight.path for weight in weights if weight.manifold.constrained]:
             raise ValueError(
                 f"muon is for flat space, but {found} lie on constrained manifolds; use"
                 " manifold_muon, or Euclidean with a norm."
             )
         return descent.init(params)
 
-    return transformation(descent.update, init_fn, descent.init, type(descent))
+    return gradient_transformation(descent.update, init_fn, descent.init, type(descent))
 
 
 @_checked
@@ -260,11 +255,22 @@ def muonh(
       >>> updates, _ = tx.update(params, tx.init(params), params)
     """
     norm = Spectral() if method is None else Spectral(method)
-    flat = map_geometry(lambda x: Euclidean(norm) if isinstance(x, Hypersphere) else x, geometry)
-    base = optax.chain(
-        optax.trace(momentum, nesterov, accumulator_dtype), scale_by_steepest(flat, track_gap=False)
-    )
-    ball = hyperball(base, learning_rate, geometry, radial=radial, radius=radius, budgets=budgets)
+    flat = map_geometry(lambda x: Euclidean(norm) if on_sphere(x) else x, geometry)
+    steepest: Any = scale_by_steepest(flat, track_gap=False)
+    # Directions are computed in the visit below: a closed form has nothing to carry.
+    unchanged = steepest._replace(update=lambda updates, state, params=None: (updates, state))
+    base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
+
+    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+        if not on_sphere(manifold):
+            return direction(manifold, point, update, {"dual": ()})
+        steepest, _ = direction(Euclidean(norm), point, update, {"dual": ()})
+        return over_norm(steepest, manifold.ndim), {}
+
+    # A direction that is not zero has norm 1 or more, and needs no scaling.
+    all_of_it = isinstance(radial, int | float) and radial == 1
+    move = msign if all_of_it else then(msign, functools.partial(unit, radial=radial))
+    ball = norm_keeping("muonh", base, move, learning_rate, geometry, radius, budgets, stack=True)
     return _with_rest([ball], geometry, rest, clip)
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
+from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import Spec, if_complex
-from manifoldmuon._internal.trees.places import Places, find_places
-from manifoldmuon._internal.trees.transformations import transformation
+from manifoldmuon._internal.trees.transformations import gradient_transformation
 
 Budgets = Spec[ArrayLike]
 """Numbers or arrays: a prefix tree, a `by_path` object, or a function of path and leaf."""
@@ -52,19 +52,19 @@ def scale_by_budget(budgets: Budgets) -> optax.GradientTransformationExtraArgs:
 
     def update_fn(updates, state, params=None, **extra_args):
         del params, extra_args
-        places = find_budgets(budgets, updates)
-        leaves = places.leaves(updates)
-        for place in places.real:
-            x = jnp.asarray(leaves[place])
-            leaves[place] = x * jnp.asarray(places.values[place], x.dtype)
-        return jax.tree.unflatten(places.treedef, leaves), state
+        matched = find_budgets(budgets, updates)
+        leaves = matched.leaves(updates)
+        for i in matched.real:
+            x = jnp.asarray(leaves[i])
+            leaves[i] = x * jnp.asarray(matched.values[i], x.dtype)
+        return jax.tree.unflatten(matched.treedef, leaves), state
 
-    return transformation(update_fn, init_fn)
+    return gradient_transformation(update_fn, init_fn)
 
 
-def find_budgets(budgets: Budgets, tree: Any) -> Places:
-    """Return `find_places` for budgets, with checked values; see `scale_by_budget`."""
-    return find_places(budgets, tree, _check_budget, "budgets")
+def find_budgets(budgets: Budgets, tree: Any) -> Matched:
+    """Return `match` for budgets, with checked values; see `scale_by_budget`."""
+    return match(budgets, tree, _check_budget, "budgets")
 
 
 def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:

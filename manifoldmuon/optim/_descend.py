@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -11,26 +13,29 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
-from manifoldmuon._internal.trees.places import Places
+from manifoldmuon._internal.matrices.arrays import upcast
+from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
+from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
-    difference,
-    transformation,
+    gradient_transformation,
 )
-from manifoldmuon.manifolds import LaidOut, Manifold
+from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
-from manifoldmuon.optim._geometry import Entry, Geometry, find_manifolds, inner_shape, manifold_of
-from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._retract import retract
-from manifoldmuon.optim._steepest import (
-    ScaleBySteepestState,
-    direction_at,
-    keep_found,
-    scale_by_steepest,
+from manifoldmuon.optim._geometry import Geometry, constrained
+from manifoldmuon.optim._links import ScaleBySteepestState, init_steepest
+from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._start import refuse_far
+from manifoldmuon.optim._transformation import (
+    budgets_by_weight,
+    by_weight,
+    init_state,
+    merge,
+    visit,
 )
+from manifoldmuon.optim.rules import Found, Given, budget, direction, retraction, then
 
 
 class DescendState(NamedTuple):
@@ -76,53 +81,56 @@ def descend(
     Examples:
       >>> tx = optax.chain(optax.trace(0.9), descend(0.1, mm.manifolds.Stiefel()))
     """
-    last = retract(geometry)
-    steepest: Any = scale_by_steepest(geometry, track_gap)
     scheduled = callable(learning_rate) or callable(weight_decay)
 
     def init_fn(params: Any) -> DescendState:
-        _warn_of_long_steps(learning_rate, find_budgets(budgets, params), geometry, params)
-        last.init(params)
+        found = plan(geometry, params)
+        shares = find_budgets(budgets, params).values
+        _warn_of_long_steps(learning_rate, found, shares)
+        refuse_far(geometry, params)
+        warn_of_unset_mesh(params, stacklevel=4)
+        start = functools.partial(init_steepest, track_gap)
         count = jnp.zeros((), jnp.int32) if scheduled else ()
-        return DescendState(count, steepest.init(params))
+        return DescendState(count, init_state(ScaleBySteepestState, start, found, params))
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         count, before = state
         rate, decay = (_at(count, value) for value in (learning_rate, weight_decay))
-        places, listed = find_manifolds(geometry, params), find_budgets(budgets, params)
-        points, whole = places.leaves(params), places.spread(listed.values)
-        shares = {places.paths[i]: rate * whole[i] for i in places.real if whole[i] is not None}
-        carried = {}
-        for i in places.real:
-            path, entry = places.paths[i], places.values[i]
-            if path in shares and path in before.dual:
-                length = _lengths(shares[path], entry, jnp.shape(points[i]))
-                carried[path] = before.dual[path], length
-        updates, found = map_leaves(
-            _step,
-            geometry,
-            updates,
-            params,
-            name="descend",
-            carried=carried,
-            divide=True,
-        )
-        leaves = places.leaves(updates)
-        for i in places.real:
-            if places.paths[i] in found and not manifold_of(places.values[i]).constrained:
-                step = shares[places.paths[i]] * upcast(leaves[i])
+        found = plan_updates("descend", geometry, updates, params)
+        shares = find_budgets(budgets, params).values
+        signed = budgets_by_weight(found, params, shares, -rate, constrained)
+        given = {p: x | signed.get(p, {}) for p, x in by_weight(found, before).items()}
+        updates, results = visit("descend", found, _step, updates, params, given, divide=True)
+        leaves, points = found.leaves(updates), found.leaves(params)
+        # Here, and not in the visit, the compiler fuses it with `apply_updates`.
+        free = {w.index: shares[w.index] for w in found.weights if not w.manifold.constrained}
+        for i, share in free.items():
+            if not (is_hole(leaves[i]) or is_hole(points[i])):
+                step = rate * share * upcast(jnp.asarray(leaves[i]))
                 if decay is not None:
                     step += rate * decay * upcast(jnp.asarray(points[i]))
                 leaves[i] = -step.astype(leaves[i].dtype)
-        updates = places.unflatten(leaves, params)
+        updates = jax.tree.unflatten(found.treedef, leaves)
         count = optax.safe_increment(count) if scheduled else ()
-        return updates, DescendState(count, keep_found(before, found, track_gap))
+        return updates, DescendState(count, merge(before, results))
 
     def placeholder(params: Any) -> DescendState:
-        return DescendState(jnp.zeros(()) if scheduled else (), steepest.init(params))
+        zero = jnp.zeros(())
+        steepest = ScaleBySteepestState(zero, zero, zero)  # type: ignore
+        return DescendState(zero if scheduled else (), steepest)
 
-    return transformation(update_fn, init_fn, placeholder, Terminal)
+    return gradient_transformation(update_fn, init_fn, placeholder, Terminal)
+
+
+def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+    """Return the step of a constrained weight, and the direction of an unconstrained weight."""
+    if not manifold.constrained:
+        return direction(manifold, point, update, given, rounded=True)
+    return _down(manifold, point, update, given)
+
+
+_down = then(direction, budget, retraction)
 
 
 def _at(count: Any, value: Any) -> Any:
@@ -130,13 +138,9 @@ def _at(count: Any, value: Any) -> Any:
     return value(count) if callable(value) else value
 
 
-def _warn_of_long_steps(
-    learning_rate: Any, budgets: Places, geometry: Geometry, params: Any
-) -> None:
+def _warn_of_long_steps(learning_rate: Any, plan: Plan, shares: Sequence[Any]) -> None:
     rate = _at(jnp.zeros((), jnp.int32), learning_rate)  # as Optax: a schedule may be of arrays
-    places = find_manifolds(geometry, params)
-    shares = places.spread(budgets.values)
-    factors = [shares[i] for i in places.real if manifold_of(places.values[i]).constrained]
+    factors = [shares[weight.index] for weight in plan.weights if weight.manifold.constrained]
     if any(isinstance(x, Tracer) for x in (rate, *factors)):
         return
     # Inside `jax.jit` a function of JAX arrays would trace them.
@@ -147,27 +151,3 @@ def _warn_of_long_steps(
             " than one radian a step: rates from 0.02 to 0.2 are usual",
             stacklevel=4,
         )
-
-
-def _lengths(share: Any, entry: Entry, shape: tuple[int, ...]) -> Any:
-    """Return the step length of each point, in the manifold's layout; `()` if unconstrained."""
-    manifold = manifold_of(entry)
-    if not manifold.constrained:
-        return ()
-    if jnp.ndim(share):
-        share = jnp.broadcast_to(share, shape)
-        return entry.layout.inward(share) if isinstance(entry, LaidOut) else share
-    inner = inner_shape(entry, shape)
-    return jnp.full(inner[: len(inner) - manifold.ndim], share)
-
-
-def _step(manifold: Manifold, point: jax.Array, grad: jax.Array, carried: Any) -> Any:
-    """Return the update of a constrained leaf, or the direction of an unconstrained leaf."""
-    dual, length = carried
-    if not manifold.constrained:
-        return direction_at(manifold, point, grad, dual, rounded=True)
-    direction, numbers = direction_at(manifold, point, grad, dual)
-    if length.ndim < direction.ndim:
-        length = expand_trailing(length, manifold.ndim)
-    moved = manifold.retract(upcast(point), -length.astype(direction.dtype) * direction)
-    return difference(moved, point), numbers

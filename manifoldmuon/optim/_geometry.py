@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import (
     ByPath,
     Spec,
@@ -22,7 +23,6 @@ from manifoldmuon._internal.trees.paths import (
     is_function,
     path_string,
 )
-from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 _SHOWN = 5  # maximum number of parameters listed in a warning
@@ -70,55 +70,26 @@ def resolve_geometry(geometry: Geometry, params: Any) -> Any:
       >>> resolve_geometry({"a": sphere}, {"a": {"w": jnp.ones(3)}}) == {"a": {"w": sphere}}
       True
     """
-    places = find_places(geometry, params, _check_manifold, "geometry")
-    return places.fill(params, {i: places.values[i] for i in places.real})
+    matched = match_geometry(geometry, params)
+    return matched.fill(params, {i: matched.values[i] for i in matched.real})
 
 
-def find_manifolds(
-    geometry: Geometry, params: Any, rest: bool = False, cut: bool = True, warn: bool = True
-) -> Places:
-    """Return `find_places` for a geometry, with manifolds, dtypes and shapes checked.
-
-    Unequal blocks of a parameter become separate leaves, each with its path and entry.
-
-    Args:
-      geometry: the manifold of each parameter; see `resolve_geometry`.
-      params: the parameters.
-      rest: whether to allow the entry None; `Places.rest` then lists these parameters.
-      cut: False leaves unequal blocks together.
-      warn: whether to warn of copies that the geometry does not declare.
-
-    Raises:
-      TypeError: see `resolve_geometry`.
-      ValueError: an entry is None and `rest` is False; see `resolve_geometry`.
-    """
-    places = find_places(geometry, params, _check_manifold, "geometry")
-    if warn:
-        _warn_of_copies(places, params)
-    left = tuple([place for place in places.real if places.values[place] is None])
-    if not left:
-        return cut_places(places) if cut else places
-    if not rest:
-        raise ValueError(
-            f"the geometry leaves {[places.paths[place] for place in left]} to another optimizer"
-            " (None): give it, as in manifold_muon(0.02, geometry, rest=optax.adamw(3e-4)), or wrap"
-            " a chain of your own in optim.hybrid(tx, geometry, optax.adamw(3e-4))."
-        )
-    real = tuple([place for place in places.real if places.values[place] is not None])
-    places = dataclasses.replace(places, real=real, rest=left)
-    return cut_places(places) if cut else places
+def match_geometry(geometry: Geometry, params: Any) -> Matched:
+    """Return `match` for a geometry, with manifolds, dtypes and shapes checked."""
+    return match(geometry, params, _check_manifold, "geometry")
 
 
-def _warn_of_copies(places: Places, params: Any) -> None:
-    leaves, found = places.leaves(params), []
-    for i in places.real:
-        entry, shape = places.values[i], jnp.shape(leaves[i])
+def warn_of_copies(matched: Matched, params: Any) -> None:
+    """Warn of leading axes that a geometry takes for copies and does not declare."""
+    leaves, found = matched.leaves(params), []
+    for i in matched.real:
+        entry, shape = matched.values[i], jnp.shape(leaves[i])
         if entry is None or entry.ndim < 2:
             continue
         before = len(shape) - entry.ndim
         if (copies := math.prod(shape[:before])) > 1:
             point = " x ".join(map(str, shape[before:]))
-            found.append(f"{places.paths[i]!r} {shape} as {copies} of {point}")
+            found.append(f"{matched.paths[i]!r} {shape} as {copies} of {point}")
     if found:
         _warn_once(tuple(found))
 
@@ -134,26 +105,6 @@ def _warn_once(found: tuple[str, ...]) -> None:
         " let manifoldmuon.frameworks.nnx.geometry (or linen, equinox, haiku) read the model.",
         stacklevel=6,
     )
-
-
-@functools.lru_cache(maxsize=512)
-def cut_places(places: Places) -> Places:
-    """Split each parameter with unequal blocks into a leaf per block."""
-    cuts = tuple([x.layout.cut if isinstance(x, LaidOut) else None for x in places.values])
-    if not any(cuts):
-        return places
-    paths, values, real, rest = [], [], [], []
-    for i, (path, entry, cut) in enumerate(zip(places.paths, places.values, cuts, strict=True)):
-        names = [path]
-        if cut is not None:
-            names = [f"{path}/{k}" for k in range(len(cut.lengths))]
-            entry = dataclasses.replace(entry, layout=entry.layout.of_parts())
-        indices = range(len(paths), len(paths) + len(names))
-        real += indices if i in places.real else ()
-        rest += indices if i in places.rest else ()
-        paths += names
-        values += [entry] * len(names)
-    return Places(tuple(paths), tuple(values), tuple(real), places.treedef, tuple(rest), cuts)
 
 
 def check_geometry(name: str, geometry: Any) -> None:
@@ -202,13 +153,13 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
         raise ValueError(f"the parameter {path!r}: {error}") from error
 
 
-def refuse_keys(places: Places, params: Any) -> None:
+def refuse_keys(matched: Matched, params: Any) -> None:
     """Raise `TypeError` for typed random keys among the parameters: Optax cannot update them."""
-    leaves = places.leaves(params)
+    leaves = matched.leaves(params)
     keys = [
-        places.paths[i]
-        for i in (*places.real, *places.rest)
-        if jnp.issubdtype(leaves[i].dtype, jax.dtypes.prng_key)
+        matched.paths[i]
+        for i, leaf in enumerate(leaves)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
     ]
     if keys:
         raise TypeError(
@@ -232,15 +183,5 @@ def map_geometry(function: Callable[[Manifold], Manifold], geometry: Geometry) -
     return jax.tree.map(mapped, geometry)
 
 
-def manifold_of(entry: Entry) -> Manifold:
-    """Return the manifold of an entry, without the entry's layout."""
-    return entry.manifold if isinstance(entry, LaidOut) else entry
-
-
 constrained = operator.attrgetter("constrained")
 """Return whether a manifold is constrained, as a function for `map_leaves(select=...)`."""
-
-
-def inner_shape(entry: Entry, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a parameter in its manifold's layout."""
-    return entry.layout.inner_shape(shape) if isinstance(entry, LaidOut) else shape

@@ -8,16 +8,15 @@ from typing import Any
 import optax
 
 from manifoldmuon._internal.arguments import one_of
-from manifoldmuon._internal.trees.places import Places
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
     check_descends,
-    transformation,
+    gradient_transformation,
 )
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, refuse_keys
-from manifoldmuon.optim._leaves import check_updates
+from manifoldmuon.optim._geometry import Geometry, refuse_keys
+from manifoldmuon.optim._plan import Plan, plan, plan_updates
 
 
 @checked(rest=one_of(optax.GradientTransformation))
@@ -57,20 +56,20 @@ def hybrid(
     """
     parts: dict[Hashable, optax.GradientTransformation] = {"manifolds": tx, "rest": rest}
 
-    def split(places: Places, tree: Any) -> Transformation:
-        labels = dict.fromkeys(places.real, "manifolds") | dict.fromkeys(places.rest, "rest")
+    def split(plan: Plan, tree: Any) -> Transformation:
+        labels = dict.fromkeys(plan.real, "manifolds") | dict.fromkeys(plan.rest, "rest")
         # Pass a function: Optax would call a label tree of a callable type, such as a module.
-        return optax.partition(parts, lambda _: places.fill(tree, labels))
+        return optax.partition(parts, lambda _: plan.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:
         check_descends("rest", rest)
-        places = find_manifolds(geometry, params, rest=True, cut=False)
-        refuse_keys(places, params)
-        return split(places, params).init(params)
+        found = plan(geometry, params, rest=True)
+        refuse_keys(found, params)
+        return split(found, params).init(params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        places = check_updates(geometry, updates, params, "hybrid", rest=True)
-        return split(places, params).update(updates, state, params, **extra_args)
+        found = plan_updates("hybrid", geometry, updates, params, rest=True)
+        return split(found, params).update(updates, state, params, **extra_args)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return transformation(update_fn, init_fn, optax.partition(parts, {}).init, kind)
+    return gradient_transformation(update_fn, init_fn, optax.partition(parts, {}).init, kind)

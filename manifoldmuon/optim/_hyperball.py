@@ -5,27 +5,23 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, inner_product
-from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
-from manifoldmuon._internal.matrices.rounding import never_fused, noise_share
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
     check_ascends,
-    transformation,
+    gradient_transformation,
 )
-from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._budget import Budgets, scale_by_budget
+from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._keep_norms import Radius, keep_norms, on_sphere
-from manifoldmuon.optim._leaves import check_updates, map_leaves
-from manifoldmuon.optim._retract import chain
+from manifoldmuon.optim._keep_norms import KeepNormsState, Radius, init_radii
+from manifoldmuon.optim._plan import plan_updates
+from manifoldmuon.optim._transformation import budgets_by_weight, by_weight, visit
+from manifoldmuon.optim.rules import Rule, budget, keep_norm, on_sphere, then, unit
 
 
 @check_arguments(radial=number("[0, 1]"))
@@ -88,49 +84,55 @@ def hyperball(
       >>> jnp.linalg.norm(optax.apply_updates(params, updates)["kernel"], axis=(1, 2)).tolist()
       [4.0, 4.0]
     """
-    transformations: list[Any] = [base, _normalize_updates(geometry, radial)]
-    if budgets is not None:
-        transformations.append(scale_by_budget(budgets))
-    transformations += [optax.scale_by_learning_rate(learning_rate), keep_norms(geometry, radius)]
-    descent = chain(*transformations)
+    move = functools.partial(unit, radial=radial)
+    return norm_keeping("hyperball", base, move, learning_rate, geometry, radius, budgets)
+
+
+def norm_keeping(
+    name: str,
+    base: optax.GradientTransformation,
+    move: Rule,
+    learning_rate: optax.ScalarOrSchedule,
+    geometry: Geometry,
+    radius: Radius,
+    budgets: Budgets | None,
+    stack: bool = False,
+) -> Transformation:
+    """Return a base and, in one visit, the rules `move`, `budget` and `keep_norm`.
+
+    The state is that of the chain of the base, unit updates, `scale_by_budget` (with budgets),
+    `optax.scale_by_learning_rate` and `keep_norms`.
+    """
+    base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
+    rule = then(move, budget, keep_norm)
+    empty = [optax.EmptyState()] * (1 if budgets is None else 2)
+
+    def init_fn(params: Any) -> Any:
+        check_ascends(name, base)
+        before = base.init(params)
+        find_budgets(1.0 if budgets is None else budgets, params)
+        return before, *empty, rate.init(params), init_radii(geometry, radius, params)
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before the base optimizer, which would broadcast a wrong shape.
-        check_updates(geometry, updates, params, "hyperball")
-        return descent.update(updates, state, params, **extra_args)
+        found = plan_updates(name, geometry, updates, params)
+        before, *_, rates, radii = state
+        updates, before = base.update(updates, before, params, **extra_args)
+        factor, rates = rate.update(jnp.ones(()), rates)
+        shares = find_budgets(1.0 if budgets is None else budgets, params).values
+        given = budgets_by_weight(found, params, shares, factor)
+        known = by_weight(found, radii)
+        given = {
+            weight.path: given[weight.path] | known.get(weight.path, {})
+            for weight in found.weights
+            if weight.path in known or not on_sphere(weight.manifold)
+        }
+        updates, _ = visit(name, found, rule, updates, params, given, divide=stack, stack=stack)
+        return updates, (before, *empty, rates, radii)
 
-    def init_fn(params: Any) -> Any:
-        check_ascends("hyperball", base)
-        return descent.init(params)
+    def placeholder(params: Any) -> Any:
+        # A scalar for the dictionary of radii; see `gradient_transformation`.
+        radii = KeepNormsState(jnp.zeros(()))  # type: ignore
+        return base.init(params), *empty, rate.init(params), radii
 
-    return transformation(update_fn, init_fn, descent.init, Terminal)
-
-
-def _normalize_updates(geometry: Geometry, radial: ArrayLike) -> Transformation:
-    """Divide each update on a sphere by its norm, in float32 or wider.
-
-    A share `1 - radial` of the radial part is removed first.
-    """
-    unit = functools.partial(_unit, radial)
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        options: Any = {"name": "hyperball", "select": on_sphere, "stack": False}
-        return map_leaves(unit, geometry, updates, params, **options)[0], state
-
-    return transformation(update_fn)
-
-
-def _unit(radial: ArrayLike, manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-    ndim = manifold.ndim
-    if isinstance(radial, int | float) and radial == 1:
-        return normalize(update, ndim)
-    vector, _ = scale_to_unit_exponent(update, ndim)
-    along = normalize(point, ndim).astype(vector.dtype)
-    inner = expand_trailing(inner_product(along, vector, ndim), ndim)
-    removed = jnp.asarray(1 - radial, vector.dtype)
-    part = vector - never_fused(removed * inner * along)
-    # Drop a rounding error: normalised, it would be a whole step.
-    noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
-    rounded = frobenius_norm(part, ndim) <= noise
-    return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim)
+    return gradient_transformation(update_fn, init_fn, placeholder, Terminal)

@@ -7,30 +7,32 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.first_values import check_values, values_are_checked
-from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm, upcast
+from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
     normalize,
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.matrices.rounding import stay_if_still
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
+from manifoldmuon._internal.trees.matching import match
 from manifoldmuon._internal.trees.paths import Spec
-from manifoldmuon._internal.trees.places import Places, find_places
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
-    difference,
-    transformation,
+    gradient_transformation,
 )
-from manifoldmuon.manifolds import Hypersphere, Manifold
-from manifoldmuon.optim._geometry import Geometry, find_manifolds, inner_shape, manifold_of
-from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._execute import map_leaves
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._transformation import by_weight, visit
+from manifoldmuon.optim.rules import keep_norm, on_sphere
 
 Radius = Spec[float | ScaleRule | None]
 """A number, a rule for a shape, or None for the initial norm; or a spec of these by path."""
@@ -92,31 +94,19 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
     """
 
     def init_fn(params: Any) -> KeepNormsState:
-        return KeepNormsState(_find_radii(geometry, radius, params))
+        return init_radii(geometry, radius, params)
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        updates, _ = map_leaves(
-            _step,
-            geometry,
-            updates,
-            params,
-            name="keep_norms",
-            select=on_sphere,
-            carried=state.radius,
-            stack=False,
-        )
-        return updates, state
+        found = plan_updates("keep_norms", geometry, updates, params)
+        given = by_weight(found, state)
+        # Not stacked: the compiler fuses a few entrywise operations with their neighbours.
+        options: Any = {"select": on_sphere, "stack": False}
+        return visit("keep_norms", found, keep_norm, updates, params, given, **options)[0], state
 
-    # One scalar per dictionary keyed by path; see `transformation`.
-    return transformation(update_fn, init_fn, lambda _: KeepNormsState(jnp.zeros(())), Terminal)  # type: ignore
-
-
-def _step(manifold: Manifold, point: jax.Array, step: jax.Array, radius: jax.Array) -> jax.Array:
-    start, ndim = upcast(point), manifold.ndim
-    size = expand_trailing(radius, ndim).astype(start.dtype)
-    moved = size * normalize(start / size + step.astype(start.dtype), ndim)
-    return difference(stay_if_still(start, step, moved, ndim), point)
+    # One scalar per dictionary keyed by path; see `gradient_transformation`.
+    empty = KeepNormsState(jnp.zeros(()))  # type: ignore
+    return gradient_transformation(update_fn, init_fn, lambda _: empty, Terminal)
 
 
 def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
@@ -140,13 +130,13 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
       >>> match_norms(mm.manifolds.Hypersphere(), jnp.array([0.0, 0.5]), jnp.array([3.0, 4.0]))
       Array([0., 5.], dtype=float32)
     """
-    places = _find_spheres(geometry, params, cut=False)
-    leaves = places.leaves(tree)
-    trees = [places.fill(x, dict.fromkeys(places.rest)) for x in (tree, params)]
+    plan = _plan_spheres(geometry, params)
+    leaves = plan.leaves(tree)
+    trees = [plan.fill(x, dict.fromkeys(plan.rest)) for x in (tree, params)]
     found, _ = map_leaves(
         _match, geometry, *trees, name="match_norms", select=on_sphere, stack=False
     )
-    return places.fill(found, {place: leaves[place] for place in places.rest})
+    return plan.fill(found, {i: leaves[i] for i in plan.rest})
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
@@ -154,53 +144,47 @@ def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
     return (size * normalize(other, manifold.ndim)).astype(point.dtype)
 
 
-def on_sphere(manifold: Manifold) -> bool:
-    return isinstance(manifold, Hypersphere)
-
-
 def distance_from_radius(manifold: Manifold, point: jax.Array, radius: jax.Array) -> jax.Array:
     """Return `| ||W|| / R - 1 |` of each point."""
     return jnp.abs(_measure(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
 
 
-def _find_radii(geometry: Geometry, radius: Radius, params: Any) -> dict[str, jax.Array]:
-    """Return the radii by path; raise if a norm to be kept is zero or not finite."""
-    places = _find_spheres(geometry, params)
-    given = places.spread(find_places(radius, params, _check_radius, "radius").values)
-    leaves, radii, wrong, traced = places.leaves(params), {}, [], {}
-    if not (places.real or places.rest):
-        return {}
+def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsState:
+    """Return the state of `keep_norms`; raise if a norm to be kept is zero or not finite."""
+    plan = _plan_spheres(geometry, params)
+    given = match(radius, params, _check_radius, "radius").values
+    leaves, radii, wrong, traced = plan.leaves(params), {}, [], {}
+    own = plan.fill(params, dict.fromkeys(plan.rest))
+    abstract = any(isinstance(leaves[i], jax.ShapeDtypeStruct) for i in plan.real)
 
     def measure(tree: Any) -> dict[str, jax.Array]:
         return map_leaves(_measure, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    abstract = any(isinstance(leaves[place], jax.ShapeDtypeStruct) for place in places.real)
-    found = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, params)
-    for place in places.real:
-        path, entry, leaf = places.paths[place], places.values[place], leaves[place]
+    found = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    for weight in plan.weights:
+        path, leaf = weight.path, leaves[weight.index]
         if path not in found:
             continue
-        value, norm = given[place], found[path]
+        value, norm = given[weight.index], found[path]
         if value is not None:
-            shape = inner_shape(entry, leaf.shape)
-            size = scale_of(value, shape[len(shape) - manifold_of(entry).ndim :])
+            size = scale_of(value, weight.shape(leaf)[-weight.manifold.ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)
         elif abstract:
             norm = jnp.full(norm.shape, jnp.nan, norm.dtype)
-        else:
+        elif isinstance(norm, Tracer) or not norm.is_fully_addressable:
             unfit = (norm == 0) | ~jnp.isfinite(norm)
+            norm = jnp.where(unfit, jnp.nan, norm)
             if isinstance(norm, Tracer):
                 traced[path] = jnp.any(unfit)
-            known = not isinstance(norm, Tracer) and norm.is_fully_addressable
-            if not known or unfit.any():
-                norm = jnp.where(unfit, jnp.nan, norm)
-                wrong += [path] if known else []
+        elif (unfit := ((norms := np.asarray(norm)) == 0) | ~np.isfinite(norms)).any():
+            norm = jnp.asarray(np.where(unfit, np.nan, norms))
+            wrong.append(path)
         radii[path] = replicated_like(norm, leaf)
     if values_are_checked():
         _raise_if_unfit(tuple(wrong), *[True] * len(wrong))
         if traced:
             check_values(functools.partial(_raise_if_unfit, tuple(traced)), [*traced.values()])
-    return radii
+    return KeepNormsState(radii)
 
 
 def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
@@ -218,17 +202,16 @@ def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, 
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
 
 
-def _find_spheres(geometry: Geometry, params: Any, cut: bool = True) -> Places:
-    """Return `find_manifolds`; raise for constrained manifolds other than spheres."""
-    places = find_manifolds(geometry, params, rest=True, cut=cut)
-    for place in places.real:
-        manifold = manifold_of(places.values[place])
-        if manifold.constrained and not on_sphere(manifold):
+def _plan_spheres(geometry: Geometry, params: Any) -> Plan:
+    """Return the plan; raise for constrained manifolds other than spheres."""
+    found = plan(geometry, params, rest=True)
+    for weight in found.weights:
+        if weight.manifold.constrained and not on_sphere(weight.manifold):
             raise ValueError(
-                f"keep_norms: the geometry of {places.paths[place]!r} is {manifold}; a weight of"
+                f"keep_norms: the geometry of {weight.path!r} is {weight.manifold}; a weight of"
                 " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
             )
-    return places
+    return found
 
 
 def _check_radius(path: str, radius: Any, leaf: jax.ShapeDtypeStruct) -> None:

@@ -12,9 +12,10 @@ from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._aliases import decay_transformations, manifold_muon
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
+from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._links import retract
 from manifoldmuon.optim._normalize import normalize
-from manifoldmuon.optim._retract import chain, retract
 
 
 @runtime_checkable

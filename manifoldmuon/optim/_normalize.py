@@ -17,21 +17,15 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
-from manifoldmuon._internal.trees.transformations import check_ascends, init_by_path, transformation
+from manifoldmuon._internal.trees.transformations import check_ascends, gradient_transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
-from manifoldmuon.optim._geometry import (
-    Entry,
-    Geometry,
-    constrained,
-    find_manifolds,
-    inner_shape,
-    manifold_of,
-)
-from manifoldmuon.optim._leaves import check_updates, map_leaves
-from manifoldmuon.optim._tangent import tangent_part
+from manifoldmuon.optim._execute import execute
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._plan import Weight, plan, plan_updates
+from manifoldmuon.optim.rules import tangent_part
 
 _ORDINARY = 80  # squared norms between 2**-80 and 2**80 are far from under- and overflow
 
@@ -100,41 +94,31 @@ def normalize(
 
     def init_fn(params: Any) -> NormalizeState:
         check_ascends("normalize", base)
-        places = find_manifolds(geometry, params)
+        found = plan(geometry, params)
         shares.init(params)
-        return NormalizeState(base.init(params), init_by_path(places, params, _init_vectors))
+        return NormalizeState(base.init(params), found.by_path(_init_vectors, params))
 
     def update_fn(updates, state, params=None, **extra_args):
-        check_updates(
-            geometry, updates, params, "normalize"
-        )  # before the base, which may broadcast
+        found = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        tangents, _ = map_leaves(
-            _tangent, geometry, updates, params, name="normalize", select=constrained
-        )
         measure = functools.partial(_measure, iterations)
-        _, found = map_leaves(
-            measure, geometry, tangents, params, name="normalize", carried=state.vectors
-        )
-        sizes = {path: size for path, (size, _) in found.items()}
-        units, _ = map_leaves(_divide, geometry, tangents, params, carried=sizes, stack=False)
+        trees = params, updates
+        tangents, sizes = execute("normalize", found, measure, trees, given=state.vectors)
+        lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)
+        units, _ = execute("normalize", found, _divide, trees, given=lengths, stack=False)
         scaled, _ = shares.update(units, optax.EmptyState())
-        vectors = {path: after for path, (_, after) in found.items()}
+        vectors = {path: after for path, (_, after) in sizes.items()}
         return scaled, NormalizeState(base_state, state.vectors | vectors)
 
     def placeholder(params: Any) -> NormalizeState:
-        # One scalar per dictionary keyed by path; see `transformation`.
+        # One scalar per dictionary keyed by path; see `gradient_transformation`.
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return transformation(update_fn, init_fn, placeholder)
+    return gradient_transformation(update_fn, init_fn, placeholder)
 
 
-def _init_vectors(entry: Entry, shape: tuple[int, ...]) -> Any:
-    return manifold_of(entry).norm.init_vectors(inner_shape(entry, shape))
-
-
-def _tangent(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-    return tangent_part(manifold, point, update)[0]  # of moderate size
+def _init_vectors(weight: Weight, leaf: Any) -> Any:
+    return weight.manifold.norm.init_vectors(weight.shape(leaf))
 
 
 def _measure(
@@ -143,12 +127,13 @@ def _measure(
     point: jax.Array,
     update: jax.Array,
     vectors: Any,
-) -> tuple[None, Any]:
-    """Return the norm of an update as a number and a power of two, and the next vectors.
+) -> tuple[Any, Any]:
+    """Return the tangent part (None: all), its norm, and the next vectors.
 
-    Updates of ordinary size are not rescaled: on CPUs, finding the largest entry and copying would
-    take longer than everything else.
+    The norm is a number and a power of two. Updates of ordinary size are not rescaled: on CPUs,
+    finding the largest entry and copying would take longer than everything else.
     """
+    part = tangent_part(manifold, point, update)[0] if manifold.constrained else None
 
     def as_it_is(update):
         size, after = manifold.norm.estimate(update, vectors, iterations)
@@ -159,10 +144,10 @@ def _measure(
         size, after = manifold.norm.estimate(vector, vectors, iterations)
         return (size, exponent), after
 
-    update, vectors = match_varying_axes((upcast(update), vectors))
+    update, vectors = match_varying_axes((upcast(update if part is None else part), vectors))
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
-    return None, jax.lax.cond(ordinary, as_it_is, scaled, update)
+    return part, jax.lax.cond(ordinary, as_it_is, scaled, update)
 
 
 def _divide(

@@ -17,7 +17,7 @@ from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Spectral
-from manifoldmuon.optim._leaves import map_leaves
+from manifoldmuon.optim._execute import map_leaves
 
 _Dims = optax.contrib.MuonDimensionNumbers
 _JORDAN = 3.4445, -4.7750, 2.0315

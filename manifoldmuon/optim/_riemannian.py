@@ -6,9 +6,9 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon.optim._arguments import checked
+from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._retract import chain, retract
-from manifoldmuon.optim._tangent import project_tangent
+from manifoldmuon.optim._links import project_tangent, retract
 
 
 @checked()

@@ -37,11 +37,10 @@ from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
     difference,
-    transformation,
+    gradient_transformation,
 )
 from manifoldmuon.manifolds import (
     EmbeddingRows,
-    LaidOut,
     Manifold,
     SpectralBall,
     SpectralBand,
@@ -49,17 +48,12 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import (
-    Entry,
-    Geometry,
-    constrained,
-    find_manifolds,
-    inner_shape,
-    manifold_of,
-)
-from manifoldmuon.optim._leaves import check_updates, map_leaves
+from manifoldmuon.optim._execute import map_leaves
+from manifoldmuon.optim._geometry import Entry, Geometry
+from manifoldmuon.optim._plan import Weight, plan, plan_updates
 from manifoldmuon.optim._trees import nearest_points
 
+Start = tuple[str, Entry, Any]
 _FAR = 0.1
 _FEW = 2**18  # numbers that NumPy measures faster than XLA compiles
 _LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
@@ -118,31 +112,31 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
             return StartOnState(jnp.zeros((), jnp.int32), inner.init(points))
 
     def update_fn(updates, state, params=None, **extra_args):
-        places = check_updates(geometry, updates, params, "start_on", rest=True)
-        leaves = places.leaves(params)
-        moving = [i for i in places.real if constrained(manifold_of(places.values[i]))]
+        found = plan_updates("start_on", geometry, updates, params, rest=True)
+        leaves = found.leaves(params)
+        moving = {weight.index for weight in found.weights if weight.manifold.constrained}
         before = {i: jnp.asarray(leaves[i]) for i in moving}
 
         def nearest(points: dict[int, jax.Array]) -> dict[int, jax.Array]:
-            projected = places.leaves(nearest_points(geometry, places.fill(params, points)))
+            projected = found.leaves(nearest_points(geometry, found.fill(params, points)))
             return {i: projected[i] for i in moving}
 
         short = any(jnp.finfo(x.dtype).bits < 32 for x in before.values())
         is_new = state.count < (2 if short else 1)
         points = _cond(is_new, nearest, before)
         updates, inner_state = inner.update(
-            updates, state.inner, places.fill(params, points), **extra_args
+            updates, state.inner, found.fill(params, points), **extra_args
         )
-        steps = places.leaves(updates)
+        steps = found.leaves(updates)
         moved = {
             i: jnp.where(is_new, difference(point + steps[i], before[i]), steps[i])
             for i, point in points.items()
         }
         count = jnp.minimum(state.count + 1, 2)
-        return places.fill(updates, moved), StartOnState(count, inner_state)
+        return found.fill(updates, moved), StartOnState(count, inner_state)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return transformation(
+    return gradient_transformation(
         update_fn, init_fn, lambda params: StartOnState(jnp.zeros(()), inner.init(params)), kind
     )
 
@@ -177,7 +171,7 @@ def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
             return tx.init(params)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return transformation(optax.with_extra_args_support(tx).update, init_fn, tx.init, kind)
+    return gradient_transformation(optax.with_extra_args_support(tx).update, init_fn, tx.init, kind)
 
 
 def refuse_far(geometry: Geometry, params: Any) -> None:
@@ -190,44 +184,46 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
     """
     if not values_are_checked():
         return
-    places = find_manifolds(geometry, params)
-    leaves, inside_jit = places.leaves(params), is_traced()
-    kinds: dict[Any, list[int]] = {}  # compile once for all arrays on the same devices
-    distances: dict[int, float] = {}
-    traced = []
-    for i in places.real:
-        entry, leaf = places.values[i], leaves[i]
+    found = plan(geometry, params)
+    leaves, inside_jit = found.leaves(params), is_traced()
+    kinds: dict[Any, list[Start]] = {}  # compile once for all arrays on the same devices
+    distances: dict[str, float] = {}
+    traced: list[Start] = []
+    known: list[Start] = []
+    for weight in found.weights:
+        leaf = leaves[weight.index]
         if isinstance(leaf, jax.ShapeDtypeStruct) or not (
-            constrained(manifold_of(entry)) and jnp.size(leaf)
+            weight.manifold.constrained and jnp.size(leaf)
         ):
             continue
+        start = weight.path, weight.entry, weight.of(leaf)
         if inside_jit or isinstance(leaf, Tracer):
-            if _edges(manifold_of(entry)) or _is_small(entry, leaf):
-                traced.append(i)
-        elif not (_is_small(entry, leaf) and getattr(leaf, "is_fully_addressable", True)):
+            if _edges(weight.manifold) or _is_small(weight, leaf):
+                traced.append(start)
+        elif not (_is_small(weight, leaf) and getattr(leaf, "is_fully_addressable", True)):
             continue
-        elif jnp.size(leaf) <= _FEW and type(manifold_of(entry)).distance is Stiefel.distance:
-            distances[i] = _numpy_distance(entry, leaf)
         else:
-            devices = leaf.devices() if isinstance(leaf, jax.Array) else ()
-            kinds.setdefault(frozenset(devices), []).append(i)
+            known.append(start)
+            if jnp.size(leaf) <= _FEW and type(weight.manifold).distance is Stiefel.distance:
+                distances[weight.path] = _numpy_distance(weight.manifold, weight.inward(start[2]))
+            else:
+                devices = leaf.devices() if isinstance(leaf, jax.Array) else ()
+                kinds.setdefault(frozenset(devices), []).append(start)
     for kind in kinds.values():
-        arrays = [leaves[i] for i in kind]
+        paths, entries, arrays = zip(*kind, strict=True)
         measure = _compiled_distances(**compiler_options(arrays, steps=1))
-        sizes = jax.device_get(measure(tuple([places.values[i] for i in kind]), arrays))
-        distances |= dict(zip(kind, map(float, sizes), strict=True))
-    known = sorted(distances)
+        sizes = jax.device_get(measure(entries, list(arrays)))
+        distances |= dict(zip(paths, map(float, sizes), strict=True))
     # Read values only where an error is certain.
-    zero = [distances[i] > _FAR and not np.any(leaves[i]) for i in known]
-    _raise_if_far([places.paths[i] for i in known], *[distances[i] for i in known], *zero)
+    zero = [distances[path] > _FAR and not np.any(leaf) for path, _, leaf in known]
+    _raise_if_far([p for p, *_ in known], *[distances[p] for p, *_ in known], *zero)
     if traced:
-        arrays = [jax.lax.stop_gradient(jnp.asarray(leaves[i])) for i in traced]
-        entries = [places.values[i] for i in traced]
-        _, found = map_leaves(_estimate, entries, arrays, arrays, divide=True)
-        paths = [places.paths[i] for i in traced]
-        values = [largest(found[str(i)]) for i in range(len(traced))]
+        paths, entries, leaves = zip(*traced, strict=True)
+        arrays = [jax.lax.stop_gradient(jnp.asarray(leaf)) for leaf in leaves]
+        _, sizes = map_leaves(_estimate, list(entries), arrays, arrays, divide=True)
+        values = [largest(sizes[str(i)]) for i in range(len(traced))]
         zero = [jnp.logical_not(jnp.any(x)) for x in arrays]
-        check_values(functools.partial(_raise_if_far, paths), values + zero)
+        check_values(functools.partial(_raise_if_far, list(paths)), values + zero)
 
 
 def _raise_if_far(paths: list[str], *numbers: Any) -> None:
@@ -253,12 +249,9 @@ def _raise_if_far(paths: list[str], *numbers: Any) -> None:
         )
 
 
-def _numpy_distance(entry: Entry, leaf: Any) -> float:
+def _numpy_distance(manifold: Any, matrices: Any) -> float:
     """Return the largest distance from orthonormal matrices, without compiling a program."""
-    manifold: Any = manifold_of(entry)
-    point: Any = np.asarray(leaf).astype(np.float64)
-    if isinstance(entry, LaidOut):
-        point = entry.layout.inward(point)
+    point: Any = np.asarray(matrices).astype(np.float64)
     point = point / scale_of(manifold.scale, point.shape[-2:])
     wide = point.shape[-2] < point.shape[-1]
     gram = point @ point.mT if wide else point.mT @ point
@@ -278,10 +271,9 @@ def _compiled_distances(**options: Any) -> Any:
     return jax.jit(measure, static_argnums=0, compiler_options=options)
 
 
-def _is_small(entry: Entry, leaf: Any) -> bool:
-    manifold = manifold_of(entry)
-    by_row = manifold.ndim < 2 or isinstance(manifold, EmbeddingRows)
-    return by_row or min(inner_shape(entry, jnp.shape(leaf))[-2:]) <= _LARGEST_SIDE
+def _is_small(weight: Weight, leaf: Any) -> bool:
+    by_row = weight.manifold.ndim < 2 or isinstance(weight.manifold, EmbeddingRows)
+    return by_row or min(weight.shape(leaf)[-2:]) <= _LARGEST_SIDE
 
 
 def _measure(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:

@@ -15,13 +15,8 @@ from manifoldmuon._internal.values import changed_fields
 from manifoldmuon.manifolds import Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
 from manifoldmuon.optim._budget import Budgets, find_budgets
-from manifoldmuon.optim._geometry import (
-    Geometry,
-    cut_places,
-    find_manifolds,
-    inner_shape,
-    manifold_of,
-)
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._plan import plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,29 +107,27 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       >>> table.rows[0].copies, table.rows[0].fan_in
       (5, 3)
     """
-    whole = find_manifolds(geometry, params, rest=True, cut=False)
-    places = cut_places(whole)
-    entries = places.spread(whole.values)
-    own = places.fill(params, dict.fromkeys(places.rest, optax.MaskedNode()))  # as `hybrid` does
-    leaves, shares = places.leaves(params), places.spread(find_budgets(budgets, own).values)
-    rows = []
-    for place in sorted((*places.real, *places.rest)):
-        entry, shape = places.values[place], tuple(jnp.shape(leaves[place]))
-        if entry is None:
-            rows.append(TableRow(places.paths[place], shape, *[None] * 6))
-            continue
-        manifold, inner = manifold_of(entry), inner_shape(entry, shape)
-        leading, point = inner[: len(inner) - manifold.ndim], inner[len(inner) - manifold.ndim :]
+    found = plan(geometry, params, rest=True)
+    own = found.fill(params, dict.fromkeys(found.rest, optax.MaskedNode()))  # as `hybrid` does
+    leaves, shares = found.leaves(params), find_budgets(budgets, own).values
+    rows = {
+        i: [TableRow(found.paths[i], tuple(jnp.shape(leaves[i])), *[None] * 6)] for i in found.rest
+    }
+    for weight in found.weights:
+        i, manifold, leaf = weight.index, weight.manifold, leaves[weight.index]
+        point: Any = weight.shape(leaf)[len(weight.copies(leaf)) :]
         fan_in = fan_out = None
         if isinstance(manifold.norm, MaxRowNorm):
             fan_in, fan_out = point
         elif len(point) == 2 or isinstance(manifold.norm, ConvRMSToRMS):
             *taps, fan_out, last = point
             fan_in = last * math.prod(taps)
-        fans = math.prod(leading), fan_in, fan_out, manifold
-        layout = getattr(entries[place], "layout", None)
-        rows.append(TableRow(places.paths[place], shape, *fans, shares[place], layout))
-    return Table(tuple(rows))
+        fans = math.prod(weight.copies(leaf)), fan_in, fan_out, manifold
+        layout = getattr(found.values[i], "layout", None)
+        shape = tuple(jnp.shape(weight.of(leaf)))
+        row = TableRow(weight.path, shape, *fans, weight.of(shares[i]), layout)
+        rows.setdefault(i, []).append(row)
+    return Table(tuple(row for i in sorted(rows) for row in rows[i]))
 
 
 def brief(value: Any, without: tuple[str, ...] = ()) -> str:

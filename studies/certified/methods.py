@@ -19,19 +19,11 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float
 
+from manifoldmuon import optim
 from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.manifolds import Euclidean, LaidOut
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar, StiefelSolver
 from manifoldmuon.norms import Spectral
-from manifoldmuon.optim import (
-    chain,
-    manifold_muon,
-    muon,
-    retract,
-    riemannian_adam,
-    riemannian_sgd,
-    scale_by_steepest,
-)
 
 SQUARES = 0.99
 BIASES = 0.03
@@ -90,7 +82,7 @@ class Muon(Method):
     """Manifold Muon with the cheap solver."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return manifold_muon(rate, manifolds, momentum, track_gap=False)
+        return optim.manifold_muon(rate, manifolds, momentum, track_gap=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,11 +97,11 @@ class MuonRetraction(Method):
     """Unconstrained Muon step, then the polar retraction: no tangent projection."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return chain(
+        return optim.chain(
             optax.trace(momentum, nesterov=True),
-            scale_by_steepest(flat(manifolds), track_gap=False),
+            optim.scale_by_steepest(flat(manifolds), track_gap=False),
             optax.scale_by_learning_rate(rate),
-            retract(manifolds),
+            optim.retract(manifolds),
         )
 
 
@@ -118,7 +110,7 @@ class RiemannianAdam(Method):
     """Adam between two projections onto the tangent space."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return riemannian_adam(rate, manifolds, momentum, SQUARES)
+        return optim.riemannian_adam(rate, manifolds, momentum, SQUARES)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +118,7 @@ class RiemannianGradient(Method):
     """Riemannian gradient descent with momentum."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return riemannian_sgd(rate, manifolds, momentum)
+        return optim.riemannian_sgd(rate, manifolds, momentum)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -192,7 +184,7 @@ class BjorckMuon(Bjorck):
     """Björck's iteration with Muon instead of Adam on the free arrays."""
 
     def optimizer(self, rate: Any, momentum: Any, manifolds: Any) -> optax.GradientTransformation:
-        return muon(rate, flat(manifolds), momentum)
+        return optim.muon(rate, flat(manifolds), momentum)
 
 
 @dataclasses.dataclass(frozen=True)

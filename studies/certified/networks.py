@@ -108,7 +108,6 @@ NETWORKS: dict[str, Architecture] = {
     "convolution": Convolutional(),
     "convolution-deep": Convolutional(widths=(256, 256, 256)),
     "convolution-14-deep": Convolutional(14, kernel=1, widths=(256, 256, 256)),
-    "local-4": Local(4),
     "local-4-deep": Local(4, (256, 256, 256)),
     "local-14-deep": Local(14, (256, 256, 256)),
     "shifts": Shifting(),

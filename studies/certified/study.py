@@ -71,35 +71,33 @@ class CertifiedNetworks(Study):
     name: ClassVar[str] = "certified"
 
     # fmt: off
-    images: str = option("digits", "the data set", choices=tuple(PROBLEMS))
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    networks: tuple[str, ...] = option(("fc-256",), "what is trained", choices=tuple(NETWORKS))
+    images: str = option("digits", "data set", choices=tuple(PROBLEMS))
+    data_dir: Path | None = option(None, "folder with the data", recorded=False)
+    networks: tuple[str, ...] = option(("fc-256",), "networks to train", choices=tuple(NETWORKS))
     methods: tuple[str, ...] = option(
-        tuple(METHODS), "of training; the first is what others are compared with",
-        choices=tuple(METHODS))
-    epochs: float = option(2.0, "of each training, rounded to chunks of 10 steps")
-    timing: bool = option(True, "whether methods are compared at equal CPU time, too")
+        tuple(METHODS), "methods of training; the first is the baseline", choices=tuple(METHODS))
+    epochs: float = option(2.0, "epochs of each training, rounded to chunks of 10 steps")
+    timing: bool = option(True, "also compare methods at equal CPU time")
     seconds: float = option(
-        0.0, "of CPU time of each training of the other comparison; 0: as long as the first method"
-        " takes for the epochs")
-    batch: int = option(250, "images of a step")
-    offset: float = option(0.0, "of the loss; 0: that of the data set")
-    temperature: float = option(0.0, "of the loss; 0: that of the data set")
-    held_out: float = option(1 / 6, "share of the training images on which rates are chosen")
+        0.0, "CPU seconds of each training at equal time; 0: as many as the first method takes")
+    batch: int = option(250, "images per step")
+    offset: float = option(0.0, "offset of the loss; 0: the data set's own")
+    temperature: float = option(0.0, "temperature of the loss; 0: the data set's own")
+    held_out: float = option(1 / 6, "share of the training images that chooses rates")
     tuned: Path | None = option(
-        None, "record whose rates and momenta are taken; the others are searched", recorded=False)
-    octaves: int = option(0, "by which the rates are moved at which tuning starts")
-    attacked: int = option(500, "test images that are attacked")
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
+        None, "record with tuned rates and momenta; other methods are tuned", recorded=False)
+    octaves: int = option(0, "octaves to add to the rates at which tuning starts")
+    attacked: int = option(500, "number of test images to attack")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds of weights and batches")
     # fmt: on
 
     def __post_init__(self):
         if not self.networks or not self.methods:
             raise ValueError(
-                f"there must be a network and a method; got {self.networks}, {self.methods}"
+                f"networks and methods must not be empty; got {self.networks}, {self.methods}"
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"there must be a seed, and seeds must differ; got {self.seeds}")
+            raise ValueError(f"seeds must be different, and not empty; got {self.seeds}")
         if self.epochs <= 0 or self.seconds < 0 or min(self.batch, self.attacked) < 1:
             raise ValueError(
                 "epochs must be positive, seconds not negative, batch and attacked at least 1; got "

@@ -173,15 +173,17 @@ class Critics(Study):
     traced: ClassVar[tuple[str, ...]] = ("seed", "problem")
 
     # fmt: off
-    problems: tuple[str, ...] = option(tuple(PROBLEMS), "pairs of laws", choices=tuple(PROBLEMS))
-    dims: tuple[int, ...] = option((2, 8, 64), "even dimensions")
+    problems: tuple[str, ...] = option(
+        tuple(PROBLEMS), "pairs of distributions", choices=tuple(PROBLEMS))
+    dims: tuple[int, ...] = option((2, 8, 64), "dimensions, even")
     methods: tuple[str, ...] = option(
-        tuple(METHODS), f"{OURS!r} and rivals", choices=tuple(METHODS))
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "the first tunes")
-    octaves: tuple[int, ...] = option((-4, -2, 0, 2, 4), "of the rates around each method's own")
-    steps: int = option(600, "of a training")
-    batch: int = option(128, "fresh samples of each law in a step")
-    width: int = option(64, "of the three hidden layers, twice the dimension if more")
+        tuple(METHODS), f"methods, {OURS!r} among them", choices=tuple(METHODS))
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "seeds; the first tunes")
+    octaves: tuple[int, ...] = option(
+        (-4, -2, 0, 2, 4), "rates to try, in octaves from each method's own")
+    steps: int = option(600, "steps of each training")
+    batch: int = option(128, "fresh samples of each distribution per step")
+    width: int = option(64, "width of the three hidden layers; at least twice the dimension")
     # fmt: on
 
     def __post_init__(self):
@@ -189,7 +191,9 @@ class Critics(Study):
         check_rival(OURS, self.methods, self.seeds)
         least = min(*self.dims, self.width, 2 * self.steps, 2 * self.batch, 2 * len(self.octaves))
         if least < 2 or any(size % 2 for size in (*self.dims, self.width)):
-            raise ValueError(f"needs even dims and width, steps, a batch and octaves; got {self}")
+            raise ValueError(
+                f"dims and width must be even; steps, batch and octaves at least 1; got {self}"
+            )
 
     def cells(self) -> Sequence[Cell]:
         names = "dim", "method", "problem", "seed"

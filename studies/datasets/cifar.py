@@ -138,7 +138,7 @@ def _text(value: str | bytes) -> str:
 class _Dtype:
     def __init__(self, code: str | bytes, *_: Any):
         if _text(code) not in ("u1", "|u1"):
-            raise pickle.UnpicklingError(f"an array of {_text(code)}, not of unsigned bytes")
+            raise pickle.UnpicklingError(f"arrays must hold unsigned bytes; got {_text(code)}")
 
     def __setstate__(self, state: Any) -> None:
         """Ignore byte order and flags, which bytes do not have."""
@@ -161,7 +161,7 @@ def _reconstruct(*_: Any) -> _Array:
 
 def _encode(value: str, encoding: str) -> bytes:
     if encoding != "latin1":
-        raise pickle.UnpicklingError(f"bytes written as {encoding}")
+        raise pickle.UnpicklingError(f"bytes must be encoded as latin1; got {encoding}")
     return value.encode("latin-1")
 
 
@@ -179,7 +179,7 @@ class _Reader(pickle.Unpickler):
         try:
             return _NAMES[module_name, global_name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}") from None
+            raise pickle.UnpicklingError(f"it imports {module_name}.{global_name}") from None
 
 
 def _unwrap(value: Any) -> Any:

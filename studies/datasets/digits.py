@@ -43,8 +43,7 @@ def load_digits(seed: int = 0, test_fraction: float = 0.2) -> Dataset:
         from sklearn.datasets import load_digits as load
     except ImportError:
         raise DatasetError(
-            "the digits ship inside scikit-learn: pip install '.[studies]' from the root of the "
-            "source"
+            "the digits need scikit-learn: pip install '.[studies]' from the root of the source"
         ) from None
     images, labels = load(return_X_y=True)
     pixels = images.reshape(-1, 8, 8).astype(np.float32) / np.float32(16)
@@ -71,7 +70,7 @@ def stratified_split(
         if not 0 < count < len(members):
             raise ValueError(
                 f"test_fraction={test_fraction} puts {count} of the {len(members)} images of "
-                f"class {label} into the test part; both parts need some"
+                f"class {label} into the test part; each part needs at least 1"
             )
         test.append(members[:count])
         train.append(members[count:])

@@ -34,8 +34,8 @@ def find(what: str, directory: Path, names: tuple[str, ...]) -> Path:
         if (directory / name).is_file():
             return directory / name
     if not directory.exists():
-        raise DatasetError(f"{what}: there is no folder {directory}")
-    raise DatasetError(f"{what}: found no {' or '.join(names)} in {directory}")
+        raise DatasetError(f"{what}: the folder {directory} does not exist")
+    raise DatasetError(f"{what}: {directory} has no {' or '.join(names)}")
 
 
 def fetch(
@@ -65,7 +65,7 @@ def fetch(
     elif download:
         _download(what, path, url, digest, read)
     else:
-        raise DatasetError(f"{what}: found no {path.name} in {path.parent}; {_remedy(path)}")
+        raise DatasetError(f"{what}: {path.parent} has no {path.name}; {_remedy(path)}")
     return path
 
 
@@ -74,8 +74,8 @@ def _check(name: str, contents: bytes, digest: str) -> None:
     arrived = hashlib.new(algorithm, contents, usedforsecurity=False).hexdigest()
     if arrived != expected:
         raise DatasetError(
-            f"{name} is damaged or another file: its contents have the {algorithm} {arrived} "
-            f"and not {expected}; get it again"
+            f"{name} is damaged or another file: the {algorithm} of its contents is {arrived}, not "
+            f"{expected}; get it again"
         )
 
 
@@ -85,7 +85,7 @@ def _download(what: str, path: Path, url: str, digest: str, read: Callable[[Path
 
     def checked(source: Any, destination: Any, manager: Any, **options: Any) -> None:
         downloader(source, destination, manager, **options)
-        _check(f"what came from {url}", read(Path(destination)), digest)
+        _check(f"the download of {url}", read(Path(destination)), digest)
 
     # No digest in pooch's registry: pooch would hash the file, our digest is for the contents.
     manager = pooch.create(path=path.parent, base_url="", registry={path.name: None})

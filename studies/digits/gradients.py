@@ -12,10 +12,7 @@ Recorded = tuple[str, np.ndarray, np.ndarray]
 
 
 def record_gradients(
-    steps: int = 500,
-    seed: int = 0,
-    at: Sequence[int] | None = None,
-    job: Digits = Digits(),
+    steps: int = 500, seed: int = 0, at: Sequence[int] | None = None, job: Digits = Digits()
 ) -> list[Recorded]:
     """Train with manifold Muon and return inputs of its solver.
 
@@ -35,7 +32,7 @@ def record_gradients(
     """
     wanted = sorted({0, steps // 2, steps - 1} if at is None else set(at))
     if not wanted or wanted[0] < 0 or wanted[-1] >= steps:
-        raise ValueError(f"at={wanted} must lie between 0 and {steps - 1}, the last step")
+        raise ValueError(f"at must be steps from 0 to {steps - 1}; got {wanted}")
     data = job.load(seed)
     geometry = stiefel(shapes_of(data.widths(job.widths)), SOLVERS[job.solver])
     found = trajectory(

@@ -41,36 +41,36 @@ class Digits(Study):
                        choices=("digits", *_LOADERS))
     data_dir: Path | None = option(
         None, "folder with the files of mnist or cifar10; left out: download", recorded=False)
-    widths: tuple[int, ...] = option((128, 64), "of the hidden layers")
-    steps: int = option(500, "updates")
+    widths: tuple[int, ...] = option((128, 64), "widths of the hidden layers")
+    steps: int = option(500, "number of updates")
     batch_size: int = option(128, "images per update")
     optimizers: tuple[str, ...] = option(
-        tuple(METHODS), "which to compare", choices=tuple(METHODS))
+        tuple(METHODS), "optimizers to compare", choices=tuple(METHODS))
     learning_rates: tuple[float, ...] = option(
         (), "peak rates, one for each optimizer; left out: the tuned ones, "
         + ", ".join(f"{name} {method.learning_rate:g}" for name, method in METHODS.items()))
     seeds: tuple[int, ...] = option(
-        tuple(range(8)), "of the split, the first weights and the order of the images")
-    solver: str = option("ClosedForm", "of manifold Muon", choices=tuple(SOLVERS))
+        tuple(range(8)), "seeds of the split, the weights and the batches")
+    solver: str = option("ClosedForm", "solver of manifold Muon", choices=tuple(SOLVERS))
     multiplier: float = option(
-        4.0, "of the last layer: the Lipschitz bound of a network on Stiefel manifolds")
+        4.0, "factor of the last layer: the Lipschitz bound of a network on Stiefel manifolds")
     # fmt: on
 
     def __post_init__(self):
         for name in ("optimizers", "seeds"):
             given = getattr(self, name)
             if not given or len(set(given)) < len(given):
-                raise ValueError(f"{name} must hold at least one, none twice; got {given}")
+                raise ValueError(f"{name} must be different, and not empty; got {given}")
         if min(self.steps, self.batch_size, *self.widths) < 1 or self.multiplier <= 0:
-            raise ValueError("steps, batch_size, widths and multiplier must be positive")
+            raise ValueError(f"sizes, steps and multiplier must be positive; got {self}")
         rates = self.learning_rates
         if rates and (len(rates) != len(self.optimizers) or min(rates) <= 0):
             raise ValueError(
-                f"learning_rates must be positive, one for each optimizer; got {rates} for "
+                f"learning_rates must be positive, and as many as optimizers; got {rates} for "
                 f"{', '.join(self.optimizers)}"
             )
         if self.data == "digits" and self.data_dir is not None:
-            raise ValueError("data_dir is for mnist and cifar10; digits ship with scikit-learn")
+            raise ValueError(f"data_dir is for mnist and cifar10; got {self.data_dir} for digits")
 
     def learning_rate(self, optimizer: str) -> float:
         """Return the peak rate of an optimizer: the given rate, or else the tuned rate."""
@@ -82,8 +82,8 @@ class Digits(Study):
         found = _load(self.data, self.data_dir, seed if self.data == "digits" else 0)
         if self.batch_size > len(found.train_y):
             raise ValueError(
-                f"batch_size is {self.batch_size}, and there are {len(found.train_y)} training "
-                "images"
+                f"batch_size must be at most {len(found.train_y)}, the number of training images; "
+                f"got {self.batch_size}"
             )
         return found
 

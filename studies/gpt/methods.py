@@ -18,7 +18,7 @@ from manifoldmuon.manifolds.solvers import ProjectedPolar, StiefelSolver
 from manifoldmuon.modules import Embed, Linear, Module, gpt
 from manifoldmuon.norms import FanRatio, L1ToRMS, RMSToRMS
 from studies.gpt.network import bounded_gpt
-from studies.reproduction.modula import SIX_STEPS, TEN_QUINTICS
+from studies.reproduction.modula import SIX_STEPS
 
 
 class Job(NamedTuple):
@@ -146,9 +146,6 @@ ADAM_RATE = 3e-3
 # The other unpublished rows use common rates, without tuning.
 METHODS = {
     "published": Method("Published protocol", 0.1, published(SIX_STEPS), build_published),
-    "quintics": Method(
-        "Published protocol, ten quintics", 0.1, published(TEN_QUINTICS), build_published
-    ),
     "modular": Method("Modular norm, unconstrained", 0.1, unconstrained, build_modular),
     "constrained": Method("Manifold Muon", 0.03, constrained, build_equal, constrained=True),
     "bounded": Method("The same network, unconstrained", 0.03, bounded, build_equal),

@@ -41,27 +41,29 @@ class CharacterGPT(Study):
     name: ClassVar[str] = "gpt"
 
     # fmt: off
-    optimizer: str = option("published", "with its network", choices=tuple(METHODS))
+    optimizer: str = option("published", "optimizer, with its network", choices=tuple(METHODS))
     learning_rate: float | None = option(
-        None, "the peak; it falls linearly to zero; left out: the optimizer's own")
-    steps: int = option(2001, "updates")
+        None, "peak rate, which falls linearly to zero; left out: the optimizer's own")
+    steps: int = option(2001, "number of updates")
     batch: int = option(12, "windows per update")
     context: int = option(64, "characters per window")
-    width: int = option(128, "of the residual stream")
-    heads: int = option(4, "of attention")
+    width: int = option(128, "width of the residual stream")
+    heads: int = option(4, "attention heads")
     blocks: int = option(4, "pairs of an attention block and an MLP block")
-    text: str = option("pydoc", "to train on", choices=TEXTS)
+    text: str = option("pydoc", "text to train on", choices=TEXTS)
     data_dir: Path | None = option(None, "folder with tinyshakespeare.txt", recorded=False)
     sample: int = option(500, "characters to draw from each trained network")
-    temperature: float = option(0.8, "of the draws: below 1 for likelier characters")
-    seeds: tuple[int, ...] = option((0, 1, 2), "of the first weights and of the batches")
+    temperature: float = option(0.8, "temperature of the sampled text; likelier characters below 1")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of weights and batches")
     # fmt: on
 
     def __post_init__(self):
         counts = (self.steps, self.batch, self.context, self.heads, self.blocks, self.sample)
         rate = 1.0 if self.learning_rate is None else self.learning_rate
         if min(*counts, self.temperature, rate) <= 0 or not self.seeds:
-            raise ValueError("sizes, rate and temperature must be positive; there must be a seed")
+            raise ValueError(
+                f"sizes, rate and temperature must be positive, seeds not empty; got {self}"
+            )
         if self.width < 1 or self.width % (2 * self.heads):
             raise ValueError(
                 f"width must be an even multiple of the {self.heads} heads; got {self.width}"
@@ -76,7 +78,10 @@ class CharacterGPT(Study):
     def run(self, cell: Cell) -> Mapping[str, Any]:
         text = load_text(self.text, self.data_dir)
         if min(len(text.train), len(text.validation)) <= self.context:
-            raise ValueError(f"text is too short: both parts need {self.context + 1} characters")
+            raise ValueError(
+                f"each part of the text must have {self.context + 1} characters or more; got "
+                f"{len(text.train)} and {len(text.validation)}"
+            )
         measured, weights = run(self, text, cell["seed"])
         network = METHODS[self.optimizer].network(self, len(text.characters))
         prompt, key = jnp.asarray(text.validation[: self.context]), jax.random.key(cell["seed"])

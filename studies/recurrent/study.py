@@ -253,24 +253,25 @@ class Recurrent(Study):
     name: ClassVar[str] = "recurrent"
 
     # fmt: off
-    tasks: tuple[str, ...] = option(tuple(TASKS), "of the rule", choices=tuple(TASKS))
+    tasks: tuple[str, ...] = option(tuple(TASKS), "tasks for the rule", choices=tuple(TASKS))
     uses: tuple[int, ...] = option(
-        (16, 32, 64, 128, 256, 512, 800), "of the rule's matrices, multiples of 16")
+        (16, 32, 64, 128, 256, 512, 800), "uses of the rule's matrices, multiples of 16")
     octaves: tuple[int, ...] = option((-13, -2), "log2 of the rule's first and last rate")
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the rule")
-    width: int = option(32, "of the rule's networks")
-    steps: int = option(400, "of the rule's trainings")
-    batch: int = option(16, "sequences in each step of the rule")
-    rest: float = option(3e-3, "the rule's rate of Adam for other weights")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds for the rule")
+    width: int = option(32, "width of the rule's networks")
+    steps: int = option(400, "steps of the rule's trainings")
+    batch: int = option(16, "sequences per step, for the rule")
+    rest: float = option(3e-3, "rate of Adam for other weights, for the rule")
     rival_tasks: tuple[str, ...] = option(
-        tuple(RIVAL_TASKS), "of the rivals", choices=tuple(RIVAL_TASKS))
-    methods: tuple[str, ...] = option(tuple(METHODS), "rivals", choices=tuple(METHODS))
-    rival_seeds: tuple[int, ...] = option((0, 1, 2, 3, 4, 5), "of the rivals; the first tunes")
-    rival_width: int = option(64, "of the rivals' networks")
-    solving_steps: int = option(4000, "of copying and adding, at most")
-    reading_steps: int = option(1000, "of each training on images")
-    rival_batch: int = option(32, "sequences in each step of the rivals")
-    rival_rest: float = option(1e-2, "the rivals' rate of Adam for other weights")
+        tuple(RIVAL_TASKS), "tasks for the rivals", choices=tuple(RIVAL_TASKS))
+    methods: tuple[str, ...] = option(tuple(METHODS), "rivals to compare", choices=tuple(METHODS))
+    rival_seeds: tuple[int, ...] = option(
+        (0, 1, 2, 3, 4, 5), "seeds for the rivals; the first tunes")
+    rival_width: int = option(64, "width of the rivals' networks")
+    solving_steps: int = option(4000, "maximum steps of copying and adding")
+    reading_steps: int = option(1000, "steps of each training on images")
+    rival_batch: int = option(32, "sequences per step, for the rivals")
+    rival_rest: float = option(1e-2, "rate of Adam for other weights, for the rivals")
     # fmt: on
 
     def __post_init__(self):
@@ -279,7 +280,7 @@ class Recurrent(Study):
         steps = self.solving_steps, self.reading_steps
         if any(uses < 16 or uses % 16 for uses in self.uses) or len(self.octaves) != 2:
             raise ValueError(
-                f"uses must be multiples of 16, octaves two; got {self.uses}, {self.octaves}"
+                f"uses must be multiples of 16, octaves 2 numbers; got {self.uses}, {self.octaves}"
             )
         if any(count < CHUNK or count % CHUNK for count in steps):
             raise ValueError(f"steps must be multiples of {CHUNK}; got {steps}")

@@ -37,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     # fmt: off
     p.add_argument("--only", nargs="+", choices=list(CHAPTERS), default=list(CHAPTERS),
-                   metavar="NAME", help=f"which to run: {', '.join(CHAPTERS)} (default: all)")
-    p.add_argument("--table", action="store_true", help="run nothing, show what is recorded")
+                   metavar="NAME", help=f"chapters to run: {', '.join(CHAPTERS)} (default: all)")
+    p.add_argument("--table", action="store_true", help="print the saved table, without running")
     p.add_argument("--data-dir", type=Path, metavar="DIR",
                    help="folder with mnist/, an archive of CIFAR-10 and tinyshakespeare.txt "
                    "(default: download)")

@@ -35,8 +35,8 @@ class HelloMNIST(Study):
 
     name: ClassVar[str] = "hello-mnist"
 
-    steps: int = option(1000, "updates")
-    data_dir: Path | None = option(None, "with the files of MNIST", recorded=False)
+    steps: int = option(1000, "number of updates")
+    data_dir: Path | None = option(None, "folder with MNIST", recorded=False)
 
     def cells(self) -> Sequence[Cell]:
         return [{"protocol": name, "seed": seed} for name in SAMPLED for seed in range(4)]

@@ -28,7 +28,7 @@ class HelloWorld(Study):
 
     name: ClassVar[str] = "hello-world"
 
-    steps: int = option(1000, "updates; the learning rate falls linearly to zero")
+    steps: int = option(1000, "number of updates; the learning rate falls linearly to zero")
 
     def cells(self) -> Sequence[Cell]:
         jobs = [("published", seed, 0) for seed in range(4)]

@@ -56,7 +56,7 @@ class ManifoldCIFAR(Study):
 
     lengths: tuple[int, ...] = option((49, 245), "steps of the trainings")
     data_dir: Path | None = option(None, "folder or archive of CIFAR-10", recorded=False)
-    seeds: tuple[int, ...] = option((0, 1, 2), "of the first weights and of the batches")
+    seeds: tuple[int, ...] = option((0, 1, 2), "seeds of weights and batches")
 
     def cells(self) -> Sequence[Cell]:
         return [

@@ -49,15 +49,18 @@ class WeightErasure(Study):
         ("dualized:0.5", "gradient:0.5", "dualized:2"),
         "METHOD:RATE[:all], dualized or gradient, with a learning rate; all: batches from the "
         f"whole training part, not from its first {SAMPLED} images")
-    widths: tuple[int, ...] = option((32, 128, 1024), "whose stable ranks are measured")
-    width: int = option(1024, "of the runs")
-    steps: int = option(1001, "of a run")
+    widths: tuple[int, ...] = option((32, 128, 1024), "widths at which stable ranks are measured")
+    width: int = option(1024, "width of the runs")
+    steps: int = option(1001, "steps of each run")
     data_dir: Path | None = option(None, "folder or archive of CIFAR-10", recorded=False)
     # fmt: on
 
     def __post_init__(self):
         if min(self.width, *self.widths, 8) < 8 or self.steps < 1:
-            raise ValueError("a letter needs a width of at least 8, and a run a step")
+            raise ValueError(
+                "widths must be at least 8, so that a letter fits, and steps at least 1; got "
+                f"{self.width}, {self.widths} and {self.steps}"
+            )
         for run in self.runs:
             parsed(run)
 
@@ -109,7 +112,7 @@ def parsed(run: str) -> tuple[str, float, bool]:
     known = method in ("dualized", "gradient") and (not separator or everywhere == "all")
     if known and (number := float(rate)) > 0:
         return method, number, bool(separator)
-    raise ValueError(f"{run!r} is not METHOD:RATE or METHOD:RATE:all")
+    raise ValueError(f"runs must be dualized:RATE or gradient:RATE, :all may follow; got {run!r}")
 
 
 @functools.lru_cache(maxsize=1)

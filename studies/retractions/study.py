@@ -43,14 +43,18 @@ class RetractionLaboratory(Study):
 
     name: ClassVar[str] = "retractions"
 
-    parts: tuple[str, ...] = option(PARTS, "what is measured", choices=PARTS)
-    manifolds: tuple[str, ...] = option(tuple(SPACES), "on which", choices=tuple(SPACES))
-    retractions: tuple[str, ...] = option((), "which; left out: all that fit", choices=NAMES)
-    dtypes: tuple[str, ...] = option(DTYPES, "in which the weights are kept", choices=DTYPES)
+    parts: tuple[str, ...] = option(PARTS, "measurements to take", choices=PARTS)
+    manifolds: tuple[str, ...] = option(
+        tuple(SPACES), "manifolds to measure", choices=tuple(SPACES)
+    )
+    retractions: tuple[str, ...] = option(
+        (), "retractions to measure; left out: all that fit", choices=NAMES
+    )
+    dtypes: tuple[str, ...] = option(DTYPES, "dtypes of the weights", choices=DTYPES)
     rates: tuple[float, ...] = option((0.003, 0.01, 0.03, 0.1, 0.3, 1.0), "step sizes, as angles")
-    walk_steps: int = option(100_000, "of the random walks")
-    train_steps: int = option(200, "of training")
-    seeds: tuple[int, ...] = option((0, 1, 2, 3), "of training; the first is that of all else")
+    walk_steps: int = option(100_000, "steps of the random walks")
+    train_steps: int = option(200, "steps of each training")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3), "seeds of training; the first serves other parts")
 
     def __post_init__(self):
         if min(self.walk_steps, self.train_steps) < 1:
@@ -58,15 +62,18 @@ class RetractionLaboratory(Study):
         if not self.rates or min(self.rates) <= 0:
             raise ValueError(f"rates must be positive; got {self.rates}")
         if not self.seeds:
-            raise ValueError("seeds must name at least one seed")
+            raise ValueError("seeds must not be empty")
         pairs = self._pairs()
         for manifold in self.manifolds:
             if not any(manifold == space for space, _ in pairs):
                 fitting = ", ".join(SPACES[manifold].retractions)
-                raise ValueError(f"none of the retractions fits {manifold}; there are {fitting}")
+                raise ValueError(
+                    f"retractions must include a retraction of {manifold} ({fitting}); got "
+                    f"{self.retractions}"
+                )
         for retraction in self.retractions:
             if not any(retraction == name for _, name in pairs):
-                raise ValueError(f"the retraction {retraction} fits none of {self.manifolds}")
+                raise ValueError(f"{retraction} is a retraction of none of {self.manifolds}")
 
     def _pairs(self) -> list[tuple[str, str]]:
         """List pairs of a manifold and a retraction, the default retraction first."""

@@ -111,25 +111,26 @@ class LearningRateTransfer(Study):
 
     # fmt: off
     sweeps: tuple[str, ...] = option(
-        ("mlp-width", "resmlp-depth", "gpt-width"), "which size grows", choices=tuple(SWEEPS))
-    methods: tuple[str, ...] = option(tuple(METHODS), "ways of training", choices=tuple(METHODS))
-    sizes: tuple[int, ...] = option((), "of every sweep; left out: each sweep's own")
+        ("mlp-width", "resmlp-depth", "gpt-width"), "networks, and the size that grows",
+        choices=tuple(SWEEPS))
+    methods: tuple[str, ...] = option(tuple(METHODS), "methods of training", choices=tuple(METHODS))
+    sizes: tuple[int, ...] = option((), "sizes of every sweep; left out: each sweep's own")
     mass_sweeps: tuple[str, ...] = option(
-        ("resmlp-depth",), "those of the sweeps where block masses are compared, at both ends",
+        ("resmlp-depth",), "sweeps in which block masses are compared, at both ends",
         choices=tuple(name for name, sweep in SWEEPS.items() if hasattr(sweep.base, "mass")))
-    masses: tuple[float, ...] = option((0.5, 1.0, 3.0, 10.0), "of all blocks")
-    widen: int = option(0, "octaves by which each grid is longer at both ends")
-    steps: int = option(100, "of each training; the rate falls linearly to zero")
-    early: int = option(5, "steps after which features are compared")
-    multiplier: float = option(4.0, "of the scores of images in the modular parametrisation")
-    text_multiplier: float = option(1.0, "of those of text")
-    images: str = option("digits", "for the networks without attention", choices=IMAGES)
-    text: str = option("pydoc", "for the GPT", choices=TEXTS)
-    data_dir: Path | None = option(None, "with the files of the data", recorded=False)
-    images_per_step: int = option(32, "the batch of images")
-    windows_per_step: int = option(8, "the batch of windows of text")
-    context: int = option(32, "characters of a window")
-    seeds: tuple[int, ...] = option((0, 1, 2, 3), "of the first weights and of the batches")
+    masses: tuple[float, ...] = option((0.5, 1.0, 3.0, 10.0), "masses of all blocks")
+    widen: int = option(0, "octaves to add at both ends of each grid")
+    steps: int = option(100, "steps of each training; the rate falls linearly to zero")
+    early: int = option(5, "step at which features are compared")
+    multiplier: float = option(4.0, "factor of image scores in the modular parametrisation")
+    text_multiplier: float = option(1.0, "factor of text scores in the modular parametrisation")
+    images: str = option("digits", "data set for the networks without attention", choices=IMAGES)
+    text: str = option("pydoc", "text for the GPT", choices=TEXTS)
+    data_dir: Path | None = option(None, "folder with the data", recorded=False)
+    images_per_step: int = option(32, "images per step")
+    windows_per_step: int = option(8, "windows of text per step")
+    context: int = option(32, "characters per window")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3), "seeds of weights and batches")
     # fmt: on
 
     def __post_init__(self):
@@ -141,7 +142,7 @@ class LearningRateTransfer(Study):
                 f"windows_per_step={self.windows_per_step}"
             )
         if not (self.sweeps and self.methods and self.seeds):
-            raise ValueError("there must be at least one sweep, one method and one seed")
+            raise ValueError(f"sweeps, methods and seeds must not be empty; got {self}")
         if len(set(self.seeds)) < len(self.seeds) or self.widen < 0:
             raise ValueError(
                 f"seeds must differ and widen be at least 0; got {self.seeds}, {self.widen}"

@@ -107,9 +107,7 @@ METHODS: dict[str, Method] = {
     "AdamH": _kept("Adam, sphere", -5.5),
     "MuonH": _kept("Muon, sphere", -4.0),
     "MuonH, gains": _kept("Muon, sphere", -4.0, gain_rate=GAIN_RATE),
-    "AuroraH": _kept("Aurora, sphere", -4.0),
     "AuroraH, gains": _kept("Aurora, sphere", -4.0, gain_rate=GAIN_RATE),
-    "Aurora, stream vectors, gains": _kept("Aurora, streams", -4.0, gain_rate=GAIN_RATE),
     "NorMuonH, gains": _kept("NorMuon, sphere", -4.0, gain_rate=GAIN_RATE),
     "MuonH, tangent": _kept("Muon, sphere", -4.0, radial=0.0),
     "rows": _kept("Muon, rows", -4.0),
@@ -120,7 +118,6 @@ METHODS: dict[str, Method] = {
     "spectral ball": _kept("spectral ball", -4.0),
     "band": _kept("band", -4.0),
     "Stiefel": _kept("Stiefel", -4.0),
-    "Stiefel, gains": _kept("Stiefel", -4.0, gain_rate=GAIN_RATE),
 }
 """Methods share the Gaussian initial weights (projected onto sets), and Adam for embedding and
 head; all but AdamW and AdamH use Nesterov momentum. `rows` constrains the rows of every matrix;
@@ -191,23 +188,20 @@ def branch_factor(program: str, size: Size, factor: Any) -> Any:
     return factor * (size.branch_scale() if program in SETS else 1.0)
 
 
-def optimizer(
-    program: str, knobs: Knobs, schedule: Any, trace: Any = optax.trace
-) -> optax.GradientTransformation:
+def optimizer(program: str, knobs: Knobs, schedule: Any) -> optax.GradientTransformation:
     """Return the optimizer of the hidden matrices.
 
     Args:
       program: a name in `PROGRAMS`.
       knobs: the hyperparameters.
       schedule: maps a step to a fraction of the peak rate.
-      trace: creates the momentum transformation, with the arguments of `optax.trace`.
     """
 
     def rate(step: Any) -> Any:
         return knobs.rate * schedule(step)
 
     flat, sphere = Euclidean(RMSToRMS(TRAINING_MSIGN)).stacked(), Hypersphere(ndim=2).stacked()
-    momentum = trace(knobs.momentum, nesterov=True)
+    momentum = optax.trace(knobs.momentum, nesterov=True)
     adam = optax.scale_by_adam(knobs.momentum, 0.95)
     steps = chain(momentum, scale_by_steepest(flat, track_gap=False))
     even = optax.chain(momentum, _even_directions())
@@ -224,7 +218,6 @@ def optimizer(
         "Adam, sphere": lambda: ball(adam, geometry=sphere),
         "Aurora": lambda: optax.chain(even, *decayed),
         "Aurora, sphere": lambda: ball(even, geometry=sphere),
-        "Aurora, streams": lambda: _with_ends_transposed(ball(even, geometry=Hypersphere())),
         "NorMuon, sphere": lambda: ball(chain(steps, scale_by_neuron_rms(flat)), geometry=sphere),
         "Muon, sphere": lambda: ball(steps, geometry=sphere),
         "Muon, rows": lambda: ball(steps, geometry=Hypersphere()),
@@ -239,7 +232,6 @@ PROGRAMS = (
     "NorMuon",
     "Aurora",
     "Aurora, sphere",
-    "Aurora, streams",
     "Adam, sphere",
     "NorMuon, sphere",
     "Muon, sphere",

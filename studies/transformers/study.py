@@ -40,32 +40,31 @@ class Transformers(Study):
     name: ClassVar[str] = "transformers"
 
     # fmt: off
-    sizes: tuple[str, ...] = option(("small",), "of the network", choices=tuple(SIZES))
-    lengths: tuple[int, ...] = option((300,), "steps of a training")
+    sizes: tuple[str, ...] = option(("small",), "sizes of the network", choices=tuple(SIZES))
+    lengths: tuple[int, ...] = option((300,), "steps of each training")
     methods: tuple[str, ...] = option(
-        (MUON, "MuonH", "stream vectors, gains"), "of the hidden matrices, Muon among them",
-        choices=tuple(METHODS))
-    tries: int = option(10, "places of its four knobs that tune a method")
-    tuning_seeds: tuple[int, ...] = option((100,), "whose mean tunes; none of the seeds")
+        (MUON, "MuonH", "stream vectors, gains"),
+        "methods for the hidden matrices, Muon among them", choices=tuple(METHODS))
+    tries: int = option(10, "settings of the four knobs that tune a method")
+    tuning_seeds: tuple[int, ...] = option(
+        (100,), "seeds to tune with, by the mean loss; none of the seeds")
     start_from: str = option(
-        "", "size whose best place of a method starts its search at the other sizes; none: all "
-        "searches start alike", choices=("", *SIZES))
+        "", "size from which searches at the other sizes start; none: all start the same way",
+        choices=("", *SIZES))
     later_tries: int = option(
-        4, "places that tune at the other sizes then, with the first of the tuning seeds; 0: none")
-    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "of the first weights and of the batches")
-    widths: tuple[int, ...] = option(
-        (), "at which the best rate is looked for, at the first length")
+        4, "settings to try at the other sizes then, with the first tuning seed; 0: none")
+    seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds of weights and batches")
+    widths: tuple[int, ...] = option((), "widths to find the best rate at, with the first length")
     wide_methods: tuple[str, ...] = option(
-        (), "whose best rate is looked for at each width", choices=tuple(METHODS))
-    wide_seeds: tuple[int, ...] = option((0, 1), "at each width and rate")
-    text: str = option("pydoc", "to train on", choices=TEXTS)
-    data_dir: Path | None = option(None, "with the file of the text", recorded=False)
-    batch: int = option(16, "windows of a step")
-    context: int = option(64, "characters of a window")
-    held_out: int = option(256, "windows of the held-out part")
+        (), "methods to find the best rate of, at each width", choices=tuple(METHODS))
+    wide_seeds: tuple[int, ...] = option((0, 1), "seeds at each width and rate")
+    text: str = option("pydoc", "text to train on", choices=TEXTS)
+    data_dir: Path | None = option(None, "folder with the text", recorded=False)
+    batch: int = option(16, "windows per step")
+    context: int = option(64, "characters per window")
+    held_out: int = option(256, "held-out windows")
     runs: Path | None = option(
-        None, "file that keeps every single training; another record may need the same",
-        recorded=False)
+        None, "file that keeps every training, for other records that need it", recorded=False)
     # fmt: on
 
     def __post_init__(self):
@@ -78,13 +77,13 @@ class Transformers(Study):
             raise ValueError(f"widths must be multiples of {HEAD}; got {self.widths}")
         if MUON not in self.methods or not set(self.wide_methods) <= set(self.methods):
             raise ValueError(
-                f"{MUON} must be among the methods, and wide_methods too; got {self.methods} and "
+                f"methods must include {MUON!r} and the wide_methods; got {self.methods} and "
                 f"{self.wide_methods}"
             )
         seeds = (*self.seeds, *self.tuning_seeds)
         if not self.seeds or not self.tuning_seeds or len(set(seeds)) < len(seeds):
             raise ValueError(
-                "there must be seeds and others that tune, none twice; got "
+                "seeds and tuning_seeds must all be different, and not empty; got "
                 f"{self.seeds} and {self.tuning_seeds}"
             )
 

@@ -63,13 +63,13 @@ def schedule(step: Any, steps: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=4)
-def _chunk(program: str, size: Size, context: int, trace: Any) -> Any:
+def _chunk(program: str, size: Size, context: int) -> Any:
     @jax.jit
     def chunk(carry: Any, knobs: Knobs, steps: Any, train: Any, order: Any) -> Any:
         def part(step: Any) -> Any:
             return schedule(step, steps)
 
-        hidden = optimizer(program, knobs, part, trace)
+        hidden = optimizer(program, knobs, part)
         adam = optax.scale_by_adam(0.9, 0.95)
         factor = branch_factor(program, size, knobs.factor)
 
@@ -115,22 +115,13 @@ def with_factor(weights: dict[str, Any], factor: Any) -> dict[str, Any]:
 
 
 def train(
-    program: str,
-    size: Size,
-    task: Task,
-    steps: int,
-    seed: int,
-    knobs: Knobs,
-    trace: Any = optax.trace,
+    program: str, size: Size, task: Task, steps: int, seed: int, knobs: Knobs
 ) -> tuple[dict[str, Any], np.ndarray]:
     """Return the trained weights, with the branch factor in the gains, and the loss of each batch
-    before its update.
-
-    `trace` creates the momentum transformation; see `optimizer`.
-    """
+    before its update."""
     weights = size.start(jax.random.key(seed))
     weights = {**weights, "matrices": first_matrices(program, size, weights["matrices"])}
-    hidden = optimizer(program, knobs, float, trace)
+    hidden = optimizer(program, knobs, float)
     own = hidden.init(weights["matrices"])
     rest = optax.scale_by_adam(0.9, 0.95).init(_others(weights))
     carry: Any = (weights, own, rest, jnp.int32(0))
@@ -138,7 +129,7 @@ def train(
     order = batches(seed, len(tokens) - task.context, steps, task.batch)
     numbers: Any = map(jnp.float32, knobs)
     traced = Knobs(*numbers)
-    chunk = _chunk(program, size, task.context, trace)
+    chunk = _chunk(program, size, task.context)
     losses = []
     for first in range(0, steps, CHUNK):
         starts = jnp.asarray(order[first : first + CHUNK])

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks._bounds import STEPS, inside, norm, starts, to_jax, toward
+from tests.oracles.bounds import STEPS, inside, norm, starts, to_jax, toward
 
 
 def build(size: Any, shapes: Any, seed: int, kind: int) -> Any:

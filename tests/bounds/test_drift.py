@@ -2,7 +2,6 @@
 
 import pytest
 
-from benchmarks._bounds import drifted
 from manifoldmuon.bounds import MatrixBounds, NormBound, bound, matrix_bounds
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -17,6 +16,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.modules import Linear
 from manifoldmuon.norms import Spectral
+from tests.oracles.bounds import drifted
 
 DRIFT = 0.1
 SETS = [

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._bounds import inside, norm, to_jax, weights_of
 from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.bounds._norm_bounds import factor_between
 from manifoldmuon.contrib import (
@@ -41,6 +40,7 @@ from manifoldmuon.modules import (
 from manifoldmuon.robustness import certified_radius, certify
 from tests.bounds.slopes import build, input_slope
 from tests.modules.measure import gaussian, random_like, shapes_of
+from tests.oracles.bounds import inside, norm, to_jax, weights_of
 
 IMAGE, TOKENS, VECTOR = (4, 4, 6), (5, 6), (6,)
 FRAMES = Stiefel()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._bounds import Attack, project, to_jax, weights_of
 from manifoldmuon.bounds import NormBound, bound
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -51,6 +50,7 @@ from manifoldmuon.modules import (
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RMSToRMS, Spectral
 from tests.modules import paper
 from tests.modules.paper import unrolled, unstacked
+from tests.oracles.bounds import Attack, project, to_jax, weights_of
 
 NEAR = 1 + 1e-4
 FLAT = Euclidean(RMSToRMS())

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks._bounds import inside, norm, to_jax, weights_of
 from manifoldmuon import bounds
 from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NormBound, OneHot, bound
 from manifoldmuon.bounds._lipschitz_bounds import product
@@ -42,6 +41,7 @@ from manifoldmuon.modules import (
 )
 from manifoldmuon.norms import Frobenius, MaxAbs
 from tests.bounds.slopes import build, input_slope
+from tests.oracles.bounds import inside, norm, to_jax, weights_of
 
 UNIT, BIG = NormBound(1.0, features=6), NormBound(3.0, features=6)
 HEADS = NormBound(2.0, norm=RMS(2), features=3)

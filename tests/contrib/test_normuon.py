@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from benchmarks._gradients import GRADIENT_FAMILIES, gradient_sequence
 from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
@@ -15,6 +14,7 @@ from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS, Spectral
 from manifoldmuon.testing import check_sharding
 from tests.linalg.instances import polar
 from tests.optim.training import train
+from tests.oracles.gradients import GRADIENT_FAMILIES, gradient_sequence
 
 MUON = Euclidean(Spectral())
 SHAPES = {"w": (6, 4), "kernel": (3, 5), "stack": (2, 3, 4), "fused": (6, 3), "bias": (4,)}

@@ -7,7 +7,7 @@ import pytest
 
 from manifoldmuon._internal.matrices.arrays import sym
 from manifoldmuon._internal.matrices.polar import solve_lyapunov
-from manifoldmuon._internal.matrices.spectral import largest_eigenpair
+from manifoldmuon._internal.matrices.spectral import largest_eigenpair, largest_eigenvalue
 from manifoldmuon.linalg import MUON, SVD, NewtonSchulz, msign
 from tests.linalg.instances import conditioned, polar
 
@@ -110,6 +110,7 @@ def differences(f, x, e, h=1e-5):
 
 FUNCTIONS = {
     "the largest eigenvector": lambda x: largest_eigenpair(x.T @ x, 24)[1],
+    "the largest eigenvalue": lambda x: largest_eigenvalue(x.T @ x, 24),
     "a Lyapunov equation": lambda x: solve_lyapunov(x.T @ x, sym(x[:3]) + jnp.eye(3)),
 }
 

@@ -131,10 +131,7 @@ BROKEN = {
         broken(SPHERE, distance=lambda sound, p: sound.distance(p) * (jnp.sum(p * p, -1) < 1)),
         "distance sees how far .* at (p . v|1.1 p)",
     ),
-    "hides NaN of gaps": (
-        broken(SPHERE, steepest=hide_nan_of_gap),
-        "a NaN stays visible .gap.",
-    ),
+    "hides NaN of gaps": (broken(SPHERE, steepest=hide_nan_of_gap), "a NaN stays visible .gap."),
     "draws from a half": (
         broken(SPHERE, random_point=lambda sound, *x: upper_half(sound.random_point(*x))),
         "random_point leaves out no half",

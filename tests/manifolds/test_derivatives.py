@@ -7,6 +7,7 @@ import pytest
 
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere, Stiefel
+from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import DouglasRachford, Resolvents, SkewPolar
 from manifoldmuon.norms import Spectral
 from tests.instances import MANIFOLDS, ManifoldCase
@@ -28,6 +29,7 @@ CASES = {
     "spectral sphere": (SpectralSphere(), with_values(1, 0.9, 0.5, 0.1)),
     "ball, inside": (BALL, with_values(0.9, 0.6, 0.3, 0.1)),
     "ball, at its boundary": (BALL, with_values(1, 1, 0.6, 0.3)),
+    "soft cap": (SpectralBall(retraction=SoftCap(), solver=None), with_values(1, 0.9, 0.5, 0.1)),
     "band, at both edges": (SpectralBand(0.5, 2.0, solver=None), with_values(2, 1.9, 0.5, 0.5)),
 }
 

@@ -4,8 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from manifoldmuon.manifolds import Stiefel
+from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents, SkewPolar
 from manifoldmuon.testing import check_manifold, check_slopes
 from tests.instances import MANIFOLDS, ManifoldCase
+
+SOLVERS = [
+    ManifoldCase("stiefel by skew lift", Stiefel(solver=SkewPolar()), (8, 3)),
+    ManifoldCase("stiefel by resolvents", Stiefel(solver=Resolvents()), (8, 3), gap=5e-3),
+    ManifoldCase("stiefel by one step", Stiefel(solver=ProjectedPolar()), (8, 3), gap=0.3),
+    ManifoldCase("stiefel by dual ascent", Stiefel(solver=DualAscent(steps=40)), (8, 3), gap=0.3),
+]
 
 
 @pytest.mark.slow_except(
@@ -13,10 +22,11 @@ from tests.instances import MANIFOLDS, ManifoldCase
     "sphere of a matrix",
     "embedding rows",
     "stiefel tall",
+    "stiefel by one step",
     "grassmann tall",
     "spectral ball",
 )
-@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*MANIFOLDS, *SOLVERS], ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)
     check_manifold(

@@ -10,12 +10,7 @@ import pytest
 from optax.contrib import MuonDimensionNumbers
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import (
-    LaidOut,
-    Layout,
-    Manifold,
-    Stiefel,
-)
+from manifoldmuon.manifolds import LaidOut, Layout, Manifold, Stiefel
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.norms import FanRatio, Frobenius
 
@@ -78,12 +73,7 @@ LAYOUTS = {
     "hwio flattened": (INNER.with_axes((0, 1, 2), 3), (3, 2, 2, 5), "hwio->ohwi", (5, 12)),
     "hwio, taps named": (INNER.with_axes(-2, -1, taps=(-4, -3)), (3, 2, 2, 5), "hwio->hwoi", None),
     "oihw by taps, ndim said": (INNER.with_axes(1, 0, ndim=4), (5, 2, 3, 2), "oihw->hwoi", None),
-    "conv norm, a stack": (
-        KERNEL.transposed().stacked(),
-        (4, 3, 2, 2, 5),
-        "lhwio->lhwoi",
-        None,
-    ),
+    "conv norm, a stack": (KERNEL.transposed().stacked(), (4, 3, 2, 2, 5), "lhwio->lhwoi", None),
     "conv norm, oihw": (KERNEL.with_axes(1, 0, taps=(2, 3)), (5, 2, 3, 2), "oihw->hwoi", None),
     "conv norm, taps behind a stack": (
         KERNEL.with_axes(-2, -1, taps=(-5, -3)),

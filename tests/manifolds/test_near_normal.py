@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
 
-from benchmarks._sets import size_of
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     Euclidean,
@@ -19,6 +18,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 from manifoldmuon.testing._assertions import wide
+from tests.oracles.sets import size_of
 
 
 @functools.partial(jax.jit, static_argnums=0)

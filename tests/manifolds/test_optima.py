@@ -18,12 +18,7 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     SpectralSphere,
 )
-from manifoldmuon.manifolds.solvers import (
-    BarzilaiBorwein,
-    DouglasRachford,
-    LineMultiplier,
-    Normal,
-)
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford, LineMultiplier, Normal
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Spectral
 from tests.compiled import ask
 from tests.manifolds.optima import optimum
@@ -85,9 +80,7 @@ PAIRS += [(kind, "spectral", (3, 5)) for kind in SETS]
 
 
 @pytest.mark.slow_except(
-    "fixed rows-spectral-(6, 4)",
-    "spectral sphere-spectral-(3, 5)",
-    "ball-spectral-(6, 4)",
+    "fixed rows-spectral-(6, 4)", "spectral sphere-spectral-(3, 5)", "ball-spectral-(6, 4)"
 )
 @pytest.mark.parametrize(("kind", "norm", "shape"), PAIRS, ids=str)
 def test_direction_loss_is_within_gap(kind, norm, shape):
@@ -118,10 +111,6 @@ def test_direction_loss_is_within_gap(kind, norm, shape):
             np.testing.assert_allclose(moved, -answer.direction, atol=1e-6)
             assert -1e-6 <= missed <= answer.gap + 1e-6
             assert answer.gap <= 0.03
-
-
-def _solver(manifold: Manifold):
-    return jax.jit(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)))
 
 
 def test_two_warm_started_steps_track_training():
@@ -173,27 +162,20 @@ def test_custom_tangent_constraint():
         np.testing.assert_allclose(np.sum(answer.direction, axis=0), 0, atol=1e-9)
 
 
-@pytest.mark.slow_except("0.0-fixed Frobenius", "normal-fixed rows")
+@pytest.mark.slow_except("fixed rows")
 @pytest.mark.parametrize("kind", SETS)
-@pytest.mark.parametrize("bad", [0.0, np.nan, "normal"])
-def test_zero_nan_and_normal_gradients(kind, bad):
-    """Zero gives zero with gap 0, NaN gives NaN, a normal gradient gives zero with gap 1."""
+def test_normal_gradient_has_zero_direction(kind):
+    """Its tangent part is rounding, which must not become a full step; the gap is 1."""
     manifold = SETS[kind][0](EXACT)
     rng = np.random.default_rng(3)
     point = ask(manifold.project, np.float32(3 * rng.standard_normal((4, 3))))
-    if bad == "normal":
-        grad = np.float32(rng.standard_normal((4, 3)))
-        # For sets with a boundary: a gradient that leaves the set in descent.
-        grad = grad - 100 * point if kind in ("ball", "band") else grad
-        grad = -(-grad - ask(manifold.project_tangent, point, -grad))
-    else:
-        grad = np.full((4, 3), bad, np.float32)
-    answer = jax.device_get(_solver(manifold)(point, grad))
-    if np.isnan(bad if bad != "normal" else 0):
-        assert np.all(np.isnan(answer.direction))
-    else:
-        assert np.all(answer.direction == 0)
-        assert answer.gap == (1 if bad == "normal" else 0)
+    grad = np.float32(rng.standard_normal((4, 3)))
+    # For sets with a boundary: a gradient that leaves the set in descent.
+    grad = grad - 100 * point if kind in ("ball", "band") else grad
+    grad = -(-grad - ask(manifold.project_tangent, point, -grad))
+    answer = ask(lambda p, g: manifold.steepest(p, g, manifold.init_dual(p.shape)), point, grad)
+    np.testing.assert_array_equal(answer.direction, 0)
+    assert answer.gap == 1
 
 
 def test_projection_off_the_set_and_at_corners():

@@ -12,15 +12,15 @@ from manifoldmuon.linalg import MUON, NewtonSchulz
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
+    Grassmann,
     Hypersphere,
     Manifold,
     Orthogonal,
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, ProjectedPolar, SkewPolar
+from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, SkewPolar
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RootDim, Spectral
-from studies.stiefel_problems import stiefel_errors
 from tests.compiled import ask, point_of
 from tests.tolerances import rounding
 
@@ -148,39 +148,23 @@ def test_stale_rows_do_not_move(rng):
 
 @pytest.mark.parametrize(
     "manifold",
-    [Hypersphere(), EmbeddingRows(step_norm=MaxRowNorm(RootDim(), threshold=0.0)), Orthogonal()],
+    [
+        Hypersphere(),
+        EmbeddingRows(step_norm=MaxRowNorm(RootDim(), threshold=0.0)),
+        Orthogonal(),
+        Grassmann(),
+    ],
     ids=name,
 )
 def test_normal_gradient_has_zero_direction(rng, manifold):
     """Its tangent part is rounding, which must not become a full step; the gap is 1."""
-    shape = (5, 5)
-    w = point_of(manifold, shape)
-    stretch = normal(rng, 5, 5)
-    g = w @ (stretch + stretch.T) if isinstance(manifold, Orthogonal) else 7.3 * w
+    shape = (5, 3) if isinstance(manifold, Grassmann) else (5, 5)
+    w, stretch = point_of(manifold, shape), normal(rng, shape[1], shape[1])
+    frames = isinstance(manifold, Grassmann | Orthogonal)
+    g = w @ (stretch + stretch.T) if frames else 7.3 * w
     answer = steepest(manifold, w, g)
     np.testing.assert_array_equal(answer.direction, 0)
     np.testing.assert_array_equal(answer.gap, np.ones_like(answer.gap))
-
-
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, pytest.param(jnp.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize(
-    "manifold", [Stiefel(), Stiefel(solver=ProjectedPolar()), Orthogonal()], ids=repr
-)
-def test_short_dtype_directions_accurate_to_rounding(rng, manifold, dtype):
-    """Points are off the set by rounding, and gradients are nearly normal."""
-    shape, eps = (16, 16) if isinstance(manifold, Orthogonal) else (48, 16), jnp.finfo(dtype).eps
-    w, mirrored = np.float64(point_of(manifold, shape)), normal(rng, 16, 16)
-    parts = [1, 0.1, 0.03, 0.01, 1e-3, 0]
-    grads = jnp.asarray([w @ (mirrored + mirrored.T) / 10 + t * normal(rng, *shape) for t in parts])
-    points = jnp.asarray(np.stack([w] * len(parts))).astype(dtype)
-    answer = steepest(manifold, points, grads.astype(dtype))
-    for w, g, a, gap in zip(points, grads.astype(dtype), answer.direction, answer.gap, strict=True):
-        u, _, v = np.linalg.svd(np.float64(w), full_matrices=False)
-        errors = stiefel_errors(u @ v, g, a)
-        assert errors.residual < eps
-        assert errors.norm < 1 + eps
-        assert errors.gap <= gap
-        assert np.sum(np.asarray(g, np.float64) * np.asarray(a, np.float64)) >= 0
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
@@ -205,13 +189,6 @@ def test_projection_of_rank_deficient_points(rng, dtype):
     assert np.max(ask(EmbeddingRows(2.0).distance, table)) < 4 * eps
     sphere = ask(Hypersphere(ndim=2).project, jnp.zeros((2, 2), dtype))
     np.testing.assert_allclose(np.asarray(sphere, np.float64), 0.5)
-
-
-def test_float64_projection_to_last_digits():
-    with jax.enable_x64(True):
-        x = np.random.default_rng(0).standard_normal((20, 16))
-        u, _, v = np.linalg.svd(x, full_matrices=False)
-        np.testing.assert_allclose(ask(Stiefel().project, x), u @ v, atol=1e-13)
 
 
 @pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2), EmbeddingRows()], ids=name)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import optax
 import pytest
 
-from benchmarks.compiling import distinct_kernels
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Stiefel
 from manifoldmuon.norms import RMSToRMS
+from tests.oracles.kernels import distinct_kernels
 
 # Fusion changes with every XLA version.
 pytestmark = pytest.mark.skipif(

@@ -13,7 +13,6 @@ import numpy as np
 import optax
 import pytest
 
-from benchmarks._sets import attained, most, normal_at, unit_of
 from manifoldmuon import contrib, optim
 from manifoldmuon.contrib import ComplexStiefel
 from manifoldmuon.manifolds import (
@@ -29,6 +28,7 @@ from manifoldmuon.norms import MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.compiled import ask
 from tests.instances import MANIFOLDS
+from tests.oracles.sets import attained, most, normal_at, unit_of
 
 SETS: dict[str, tuple[Manifold, tuple[int, ...]]] = {
     case.name: (case.manifold, case.shape[len(case.shape) - case.manifold.ndim :])

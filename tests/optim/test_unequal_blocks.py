@@ -12,7 +12,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
 from manifoldmuon.checkpoints import CheckpointError, Checkpoints
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Manifold, Stiefel
+from manifoldmuon.contrib import normuon
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Manifold, Stiefel
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.compiled import ask
@@ -57,10 +58,11 @@ MAKERS = {
     "normalize": (by_hand, Stiefel()),
     "riemannian_adam": (optim.riemannian_adam, Stiefel()),
     "muonh": (optim.muonh, Hypersphere(ndim=2)),
+    "normuon": (normuon, Euclidean(RMSToRMS())),
 }
 
 
-@pytest.mark.slow_except("()-muon", "()-muonh")
+@pytest.mark.slow_except("()-muon", "()-muonh", "()-normuon")
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("layers", [(), (3,)], ids=str)
 def test_blocks_are_trained_as_separate_parameters(layers, name):
@@ -74,6 +76,20 @@ def test_blocks_are_trained_as_separate_parameters(layers, name):
     wanted, _ = train(make(0.1, parts), points, [cut(g) for g in grads])
     for name, part in cut(found).items():
         np.testing.assert_allclose(part, wanted[name], atol=4e-6, err_msg=name)
+
+
+def test_blocks_are_layers_of_automatic_gradient_descent():
+    whole = {"qkv": Layout(-2, -1, out_blocks=LENGTHS), "out": Layout(-2, -1)}
+    parts = dict.fromkeys(("q", "k", "v", "out"), Layout(-2, -1))
+    start, grads = optim.init_semi_orthogonal(whole, jax.random.key(0), drawn(0)), drawn(7)
+    for part in list(cut(start).values())[:3]:
+        m, n = part.shape  # (in, out)
+        singular = np.linalg.svd(np.asarray(part, np.float64), compute_uv=False)
+        np.testing.assert_allclose(singular, (n / m) ** 0.5, atol=1e-5)
+    found, _ = train(optim.agd(whole), start, [grads])
+    wanted, _ = train(optim.agd(parts), cut(start), [cut(grads)])
+    for name, part in cut(found).items():
+        np.testing.assert_allclose(part, wanted[name], atol=1e-6, err_msg=name)
 
 
 def test_row_blocks_match_column_blocks_of_transpose():

@@ -9,12 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks._programs import read
-from benchmarks.scale import (
-    Row,
-    compiled,
-    link_seconds,
-    optimizers,
-)
+from benchmarks.scale import Row, compiled, link_seconds, optimizers
 from benchmarks.steps import step_of, tree
 
 # Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
@@ -116,10 +111,7 @@ def test_costs_are_read_from_program():
 
 @pytest.mark.parametrize(
     ("name", "without_tangent_part"),
-    [
-        ("manifold_muon, ProjectedPolar()", {False, True}),
-        ("manifold_muon, ClosedForm()", {False}),
-    ],
+    [("manifold_muon, ProjectedPolar()", {False, True}), ("manifold_muon, ClosedForm()", {False})],
 )
 def test_training_steps_take_cheap_branches(monkeypatch, name, without_tangent_part):
     """The cost of a program counts the cheap branches; a false predicate selects them."""

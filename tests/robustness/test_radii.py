@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks._bounds import starts, weights_of
 from manifoldmuon.bounds import NormBound, bound
 from manifoldmuon.modules import Linear, Unembed
 from manifoldmuon.robustness import certified_radius
+from tests.oracles.bounds import starts, weights_of
 
 
 @pytest.mark.parametrize("head", [Linear(3, 4), Unembed(3, 4)])

@@ -11,8 +11,6 @@ import optax
 
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import upcast
-from manifoldmuon._internal.meshes.mesh import replicated_like
-from manifoldmuon._internal.trees.places import Places
 
 Transformation = optax.GradientTransformationExtraArgs
 
@@ -39,7 +37,7 @@ def _placeholder_type() -> type:
 _Placeholder = _placeholder_type()
 
 
-def transformation(
+def gradient_transformation(
     update: Callable[..., Any],
     init: Callable[[Any], Any] = lambda params: optax.EmptyState(),
     placeholder: Callable[[Any], Any] = lambda params: optax.EmptyState(),
@@ -71,19 +69,6 @@ def as_transformations(
     if value is None:
         return []
     return [value if isinstance(value, optax.GradientTransformation) else make(value)]
-
-
-def init_by_path(places: Places, params: Any, make: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """Return `make(entry, shape)` for every parameter by path, replicated over its mesh.
-
-    Parameters with the result None are left out.
-    """
-    leaves, found = places.leaves(params), {}
-    for place in places.real:
-        made = make(places.values[place], jnp.shape(leaves[place]))
-        if made is not None:
-            found[places.paths[place]] = replicated_like(made, leaves[place])
-    return found
 
 
 def check_ascends(name: str, base: optax.GradientTransformation) -> None:

@@ -14,9 +14,7 @@ from studies.certified import study as module
 from studies.certified.methods import BJORCK_STEPS, METHODS, Bjorck, Cayley, SpectralNorm
 from studies.certified.networks import NETWORKS, Convolutional, Local, Perceptron, Shifting
 from studies.certified.study import MOMENTA, CertifiedNetworks, Tuned, search
-from studies.certified.training import (
-    CHUNK,
-)
+from studies.certified.training import CHUNK
 from tests.compiled import ask, point_of
 
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, seeds=(0,))
@@ -93,12 +91,7 @@ def test_spectral_norm_tracks_largest_singular_value():
 @pytest.mark.slow_except("architecture0")
 @pytest.mark.parametrize(
     "architecture",
-    [
-        Perceptron((16, 16)),
-        Convolutional(widths=(16,)),
-        Local(4, (16,)),
-        Shifting(4, 24, 1, (16,)),
-    ],
+    [Perceptron((16, 16)), Convolutional(widths=(16,)), Local(4, (16,)), Shifting(4, 24, 1, (16,))],
 )
 def test_networks_preserve_gradient_norms(architecture):
     net = architecture.network((8, 8, 1), 10, ProjectedPolar())

@@ -106,9 +106,13 @@ ROW = np.zeros((3, 3072), np.uint8)
 @pytest.mark.parametrize(
     ("name", "contents", "message"),
     [
-        ("data_batch_1", pickle.dumps({b"data": Harm()}), "it asks for builtins.exec"),
-        ("data_batch_1", b"cos\nsystem\n(S'true'\ntR.", "it asks for os.system"),
-        ("data_batch_1", python3_batch(ROW.astype(np.float32), [0, 0, 0]), "array of f4"),
+        ("data_batch_1", pickle.dumps({b"data": Harm()}), "it imports builtins.exec"),
+        ("data_batch_1", b"cos\nsystem\n(S'true'\ntR.", "it imports os.system"),
+        (
+            "data_batch_1",
+            python3_batch(ROW.astype(np.float32), [0, 0, 0]),
+            "unsigned bytes; got f4",
+        ),
         ("data_batch_1", python3_batch(ROW, [0, 0, 0])[:-100], "not a pickle of plain data"),
         ("data_batch_1", b"", "not a pickle of plain data"),
         ("data_batch_1", pickle.dumps([1, 2]), "holds a list, not a dictionary"),
@@ -127,7 +131,7 @@ def test_harmful_or_damaged_cifar_files_raise(tmp_path, name, contents, message)
 
 
 def test_missing_or_truncated_cifar_archives_raise(tmp_path):
-    with pytest.raises(DatasetError, match=r"no cifar-10-python.tar.gz or cifar-10-batches-py"):
+    with pytest.raises(DatasetError, match=r"has no cifar-10-python.tar.gz or cifar-10-batches-py"):
         datasets.load_cifar10(tmp_path)
     files, _, _ = cifar_files()
     del files["data_batch_4"], files["batches.meta"]

@@ -1,4 +1,4 @@
-"""Wasserstein critics: distances by an assignment problem, constants by NumPy, and a small run."""
+"""Wasserstein critics: distances by potentials, constants by NumPy, and a small run."""
 
 import json
 from pathlib import Path
@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import scipy.optimize
 import scipy.stats
 from flax import nnx
 
@@ -40,14 +39,6 @@ DISTANCES = {
 def pairs(name, dim, count, seed):
     found = PROBLEMS[name].pairs(jax.random.key(seed), count, dim)
     return [np.asarray(points, np.float64) for points in found]
-
-
-@pytest.mark.parametrize(("name", "dim"), CASES)
-def test_no_assignment_is_shorter_than_coupling(name, dim):
-    x, y = pairs(name, dim, 200, seed=0)
-    costs = np.linalg.norm(x[:, None] - y[None], axis=-1)
-    best = costs[scipy.optimize.linear_sum_assignment(costs)].sum()
-    np.testing.assert_allclose(best, np.trace(costs), rtol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "dim"), CASES)
@@ -160,18 +151,3 @@ def test_record_has_no_proved_fraction_above_one():
         assert row["found"] <= row["proved"] * (1 + ROUNDING)
         if not METHODS[row["method"]].penalty:
             assert row["fraction"] <= 1 + ROUNDING
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"dims": (3,)}, "even"),
-        ({"width": 5}, "even"),
-        ({"steps": 0}, "steps"),
-        ({"methods": ("Björck",)}, OURS),
-        ({"seeds": (0,)}, "seeds"),
-    ],
-)
-def test_invalid_settings_are_refused(settings, words):
-    with pytest.raises(ValueError, match=words):
-        Critics(**settings)

@@ -103,5 +103,5 @@ def test_recorded_gradients_are_tall():
         np.testing.assert_allclose(point.T @ point, np.eye(10), atol=1e-5)
         assert np.abs(gradient).max() > 0
     assert np.abs(recorded[0][1] - recorded[1][1]).max() > 1e-3
-    with pytest.raises(ValueError, match="must lie between 0 and 5"):
+    with pytest.raises(ValueError, match="at must be steps from 0 to 5"):
         record_gradients(6, 2, at=[6], job=job)

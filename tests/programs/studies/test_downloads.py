@@ -79,7 +79,7 @@ def test_download_is_checked_and_cached(server, tmp_path):
 
 @pytest.mark.parametrize(
     ("served_contents", "message"),
-    [(b"other", "what came from .* is damaged or another file"), (None, "could not download")],
+    [(b"other", "the download of .* is damaged or another file"), (None, "could not download")],
 )
 def test_wrong_download_is_not_cached(server, tmp_path, served_contents, message):
     served, url = server

@@ -44,7 +44,7 @@ def test_too_few_values_have_no_interval():
 
 
 def test_empty_values_raise():
-    with pytest.raises(ValueError, match="values must hold at least one number"):
+    with pytest.raises(ValueError, match="values must not be empty"):
         mean_estimate([])
 
 

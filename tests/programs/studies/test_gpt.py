@@ -142,5 +142,5 @@ def test_every_optimizer_has_an_update(name):
 def test_short_text_raises(tmp_path):
     (tmp_path / "input.txt").write_text("a" * 99, encoding="utf-8")
     study = CharacterGPT(text="shakespeare", data_dir=tmp_path)
-    with pytest.raises(ValueError, match="text is too short"):
+    with pytest.raises(ValueError, match="must have 65 characters or more"):
         study.run({"seed": 0})

@@ -119,11 +119,14 @@ def test_check_detects_records_that_contradict_themselves(tmp_path):
     assert line.startswith("summary is {")
     del record["rows"][0]
     assert found() == ["the rows are not those of the cells"]
+    record["commit"] = "left from code that has gone"
+    assert found() == []
 
 
-@pytest.mark.parametrize(
-    "path", sorted((DOCS / "lab/results").glob("*.json")), ids=lambda p: p.stem
-)
+RECORDS = sorted(p for p in (DOCS / "lab/results").glob("*.json") if "commit" not in read(p))
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda p: p.stem)
 def test_studies_summarise_and_plot_their_records(path):
     assert differences(path) == []
     record = read_record(path)

@@ -171,17 +171,3 @@ def test_copying_without_solution_takes_all_steps():
     found = study.run({"part": "rivals", "task": "copy-100", "method": "Adam", "seed": 1})
     assert found["solved_steps"] is None
     assert len(found["losses"]) == 1
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"methods": ("GRU",)}, "must include"),
-        ({"rival_seeds": (0,)}, "two or more different"),
-        ({"uses": (20,)}, "multiples of 16"),
-        ({"solving_steps": 70}, "multiples of 50"),
-    ],
-)
-def test_invalid_settings_raise(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        dataclasses.replace(TINY, **wrong)

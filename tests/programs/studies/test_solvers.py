@@ -39,16 +39,3 @@ def test_study_runs_on_one_layer(tmp_path):
     assert len(set(losses.values())) == 6
     assert "no projection" in study.table(record)
     assert len(study.plot(record).axes) == 2
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"solvers": ("ProjectedPolar",)}, "solvers must contain 'ClosedForm'"),
-        ({"steps": 0}, "must be positive"),
-        ({"rates": ()}, "there must be a rate"),
-    ],
-)
-def test_invalid_settings_raise(settings, message):
-    with pytest.raises(ValueError, match=message):
-        SolverShootOut(**settings)

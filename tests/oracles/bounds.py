@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks._sets import scale_of
 from manifoldmuon import contrib, modules
 from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.manifolds import (
@@ -27,6 +26,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.modules import Linear, Module
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxRowNorm, Spectral
+from tests.oracles.sets import scale_of
 
 STEPS = 12
 

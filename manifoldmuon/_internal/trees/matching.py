@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.meshes.mesh import placed_like, whole_along
 from manifoldmuon._internal.trees.paths import (
     ByPath,
     flatten_with_path,
@@ -21,47 +20,8 @@ from manifoldmuon._internal.trees.paths import (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Cut:
-    """Consecutive parts of unequal lengths along an axis of a parameter.
-
-    Attributes:
-      axis: the axis, as a negative number.
-      lengths: lengths of the parts.
-    """
-
-    axis: int
-    lengths: tuple[int, ...]
-
-    def parts(self, leaf: Any) -> list[Any]:
-        """Return the parts of an array; repeat a leaf without this length once for every part.
-
-        Budgets are such leaves: numbers, or arrays with axes of length 1.
-        """
-        shape = getattr(leaf, "shape", ())
-        if len(shape) < -self.axis or shape[self.axis] != sum(self.lengths):
-            return [leaf] * len(self.lengths)
-        if isinstance(leaf, jax.ShapeDtypeStruct):
-            return jax.eval_shape(self.parts, leaf)
-        found, end = [], 0
-        leaf = whole_along(leaf, self.axis)
-        after = (slice(None),) * (-1 - self.axis)
-        for length in self.lengths:
-            end += length
-            found.append(leaf[(..., slice(end - length, end), *after)])
-        return found
-
-    def join(self, parts: Sequence[Any]) -> Any:
-        """Undo `parts`."""
-        if not all(hasattr(part, "shape") for part in parts):
-            return parts[0]
-        if isinstance(parts[0], jax.ShapeDtypeStruct):
-            return jax.eval_shape(self.join, parts)
-        return jnp.concatenate(parts, self.axis)
-
-
 @dataclasses.dataclass(frozen=True, eq=False)
-class Places:
+class Matched:
     """A flattened tree, and the value of a specification for each leaf.
 
     Attributes:
@@ -69,58 +29,29 @@ class Places:
       values: value for every leaf; None for a hole.
       real: indices of the leaves that are parameters.
       treedef: the structure, with holes as leaves.
-      rest: indices of the parameters that another optimizer updates (for a geometry); not in
-        `real`.
-      cuts: for each leaf of the structure, its cut into several leaves, or None; empty without
-        cuts.
     """
 
     paths: tuple[str, ...]
     values: tuple[Any, ...]
     real: tuple[int, ...]
     treedef: Any
-    rest: tuple[int, ...] = ()
-    cuts: tuple[Cut | None, ...] = ()
 
     def leaves(self, tree: Any) -> list[Any]:
         """Return the leaves of a tree of this structure."""
-        return self.spread(self.treedef.flatten_up_to(tree))
-
-    def spread(self, leaves: Sequence[Any]) -> list[Any]:
-        """Return all leaves of the structure, with cut leaves replaced by their parts."""
-        if not self.cuts:
-            return list(leaves)
-        pairs = zip(leaves, self.cuts, strict=True)
-        return [
-            part for leaf, cut in pairs for part in ([leaf] if cut is None else cut.parts(leaf))
-        ]
-
-    def unflatten(self, leaves: Sequence[Any], like: Any) -> Any:
-        """Return the tree of these leaves; joined parts get the shardings of the tree `like`."""
-        if self.cuts:
-            rest, joined = iter(leaves), []
-            for cut, whole in zip(self.cuts, self.treedef.flatten_up_to(like), strict=True):
-                if cut is None:
-                    joined.append(next(rest))
-                else:
-                    leaf = cut.join([next(rest) for _ in cut.lengths])
-                    placed = placed_like(leaf, whole) if isinstance(leaf, jax.Array) else leaf
-                    joined.append(placed)
-            leaves = joined
-        return jax.tree.unflatten(self.treedef, leaves)
+        return self.treedef.flatten_up_to(tree)
 
     def fill(self, tree: Any, leaves: Mapping[int, Any]) -> Any:
         """Return a tree of this structure, with other leaves at some indices."""
         filled = self.leaves(tree)
-        for place, leaf in leaves.items():
-            filled[place] = leaf
-        return self.unflatten(filled, tree)
+        for i, leaf in leaves.items():
+            filled[i] = leaf
+        return jax.tree.unflatten(self.treedef, filled)
 
 
 Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]
 
 
-def find_places(spec: Any, tree: Any, check: Check, name: str) -> Places:
+def match(spec: Any, tree: Any, check: Check, name: str) -> Matched:
     """Flatten a tree and find the value for every leaf; cached by structure, shapes and dtypes.
 
     Args:
@@ -165,8 +96,8 @@ def _find(
     treedef: Any,
     check: Check,
     name: str,
-) -> Places:
-    """Return the result of `find_places` for a flattened specification.
+) -> Matched:
+    """Return the result of `match` for a flattened specification.
 
     `structure` holds the patterns of a `ByPath`, None for a value per leaf, or a treedef.
     """
@@ -175,21 +106,21 @@ def _find(
     if len(set(paths)) < len(paths):
         twice = sorted({path for path in paths if paths.count(path) > 1})
         raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
-    real = tuple(place for place, leaf in enumerate(abstract) if not is_hole(leaf))
+    real = tuple(i for i, leaf in enumerate(abstract) if not is_hole(leaf))
     found: list[Any] = [None] * len(paths)
     if real:  # an empty or fully masked tree fits every specification
         holes = {path: leaf for path, leaf in zip(paths, abstract, strict=True) if is_hole(leaf)}
-        named = [paths[place] for place in real]
+        named = [paths[i] for i in real]
         if structure is None:
-            chosen = [values[place] for place in real]
+            chosen = [values[i] for i in real]
         elif isinstance(structure, tuple):
             chosen = ByPath(tuple(zip(structure, values, strict=True))).assign(named, holes, name)
         else:
             chosen = match_prefix(jax.tree.unflatten(structure, values), named, holes, name)
-        for place, value in zip(real, chosen, strict=True):
-            check(paths[place], value, jax.ShapeDtypeStruct(*abstract[place]))
-            found[place] = value
-    return Places(paths, tuple(found), real, treedef)
+        for i, value in zip(real, chosen, strict=True):
+            check(paths[i], value, jax.ShapeDtypeStruct(*abstract[i]))
+            found[i] = value
+    return Matched(paths, tuple(found), real, treedef)
 
 
 _find_once = functools.lru_cache(maxsize=512)(_find)

@@ -1,7 +1,7 @@
-"""The leaf engine: apply a function of a manifold to every leaf of a tree of parameters.
+"""Execute a rule on every weight: stack equal weights, divide the work, and put it back.
 
-`map_leaves` pairs updates with parameters by path, moves them into the manifold's layout, stacks
-leaves of the same kind, calls the function for each stack and restores the tree.
+The only module that stacks, moves and unstacks. `map_leaves` is the same for a function of your
+own.
 """
 
 from __future__ import annotations
@@ -12,42 +12,30 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
 from manifoldmuon._internal.meshes.shards import Division, Stack, solve_sharded
-from manifoldmuon._internal.trees.paths import flatten_with_path, if_complex, is_hole, path_string
-from manifoldmuon._internal.trees.places import Places
+from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.manifolds import LaidOut, Manifold
-from manifoldmuon.optim._geometry import (
-    Entry,
-    Geometry,
-    cut_places,
-    find_manifolds,
-    inner_shape,
-    manifold_of,
-)
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._plan import Plan, Weight, plan_updates
 
 
 class Leaf(NamedTuple):
-    """A parameter and its update.
+    """A weight and its arrays.
 
     Attributes:
-      place: index in the flattened tree.
-      path: key path as text.
-      entry: entry of the geometry.
+      weight: the weight of the plan.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
-      carried: `(value,)` from a state keyed by path, or `()`.
+      given: `(value,)` by path, or `()`.
     """
 
-    place: int
-    path: str
-    entry: Entry
+    weight: Weight
     arrays: tuple[jax.Array, ...]
-    carried: tuple[Any, ...]
+    given: tuple[Any, ...]
 
 
 def map_leaves(
@@ -102,119 +90,92 @@ def map_leaves(
       >>> map_leaves(double, mm.manifolds.Hypersphere(), jnp.ones(2), jnp.ones(2))[0].tolist()
       [2.0, 2.0]
     """
-    places = cut_places(check_updates(geometry, updates, params, name))
-    trees = [places.leaves(tree) for tree in (params, updates, *others)]
-    filled, leaves, unknown = trees[1].copy(), [], []
-    for place in places.real:
-        arrays = [tree[place] for tree in trees]
+    plan = plan_updates(name, geometry, updates, params)
+    options: Any = {"select": select, "given": carried, "divide": divide, "stack": stack}
+    return execute(name, plan, function, (params, updates, *others), **options)
+
+
+def execute(
+    name: str,
+    plan: Plan,
+    function: Callable[..., Any],
+    trees: tuple[Any, ...],
+    *,
+    select: Callable[[Manifold], bool] | None = None,
+    given: Mapping[str, Any] | None = None,
+    divide: bool = False,
+    stack: bool = True,
+) -> tuple[Any, dict[str, Any]]:
+    """Call a function for every weight of a plan; see `map_leaves`.
+
+    Args:
+      trees: parameters, updates that fit them, and further trees like the updates.
+      given: `carried` of `map_leaves`.
+    """
+    flat = [plan.leaves(tree) for tree in trees]
+    found: list[Any] = [None] * len(plan.weights)
+    leaves, unknown = {}, []
+    for i, weight in enumerate(plan.weights):
+        arrays = [leaves[weight.index] for leaves in flat]
         if any(is_hole(x) for x in arrays):
             continue
-        entry, path = places.values[place], places.paths[place]
-        if not jnp.size(arrays[0]):
-            filled[place] = jnp.asarray(arrays[0])  # no numbers, and its sharding
-        elif select is not None and not select(manifold_of(entry)):
-            filled[place] = jnp.asarray(arrays[1]).astype(jnp.result_type(arrays[0]))
-        elif carried is not None and path not in carried:
-            unknown.append(path)
+        arrays = [weight.of(jnp.asarray(x)) for x in arrays]
+        if not arrays[0].size:
+            found[i] = arrays[0]  # no numbers, and its sharding
+        elif select is not None and not select(weight.manifold):
+            found[i] = arrays[1].astype(arrays[0].dtype)
+        elif given is not None and weight.path not in given:
+            unknown.append(weight.path)
         else:
-            state = () if carried is None else (carried[path],)
-            leaves.append(Leaf(place, path, entry, tuple(map(jnp.asarray, arrays)), state))
+            own = () if given is None else (given[weight.path],)
+            leaves[i] = Leaf(weight, tuple(arrays), own)
     if unknown:
         raise ValueError(
             f"{name}: the state knows no parameters {unknown}; it was made for another tree. Call"
             " tx.init(params) again."
         )
     results = {}
-    meshes: dict[Any, list[list[Leaf]]] = {}
+    meshes: dict[Any, list[list[int]]] = {}
     for group in _group(leaves, stack):
-        meshes.setdefault(_mesh_of(group[0]), []).append(group)
+        meshes.setdefault(_mesh_of(leaves[group[0]]), []).append(group)
     for mesh, groups in meshes.items():
-        answers = []
-        if mesh is not None:
-            answers = _solve_on_mesh(function, groups, mesh, divide)
+        stacks = [[leaves[i] for i in group] for group in groups]
+        if mesh is None:
+            solved = [_solve(function, leaves) for leaves in stacks]
         else:
-            for group in groups:
-                answer = function(manifold_of(group[0].entry), *_gather(group))
-                answers.append(_scatter(answer, group))
-        for group, answer in zip(groups, answers, strict=True):
-            for leaf, (update, results[leaf.path]) in zip(group, answer, strict=True):
-                filled[leaf.place] = filled[leaf.place] if update is None else update
-    return places.unflatten(filled, params), results
+            solved = _solve_on_mesh(function, stacks, mesh, divide)
+        for group, pairs in zip(groups, solved, strict=True):
+            for i, (update, result) in zip(group, pairs, strict=True):
+                found[i], results[plan.weights[i].path] = update, result
+    return plan.join(found, trees[1], trees[0]), results
 
 
-def check_updates(
-    geometry: Geometry, updates: Any, params: Any, name: str, rest: bool = False
-) -> Places:
-    """Return the manifolds of uncut parameters; raise unless updates fit, see `map_leaves`."""
-    if params is None:
-        raise ValueError(
-            f"{name} needs the current parameters: call tx.update(updates, state, params)."
-        )
-    places = find_manifolds(geometry, params, rest, cut=False, warn=False)
-    if (found := jax.tree.structure(updates, is_leaf=is_hole)) != places.treedef:
-        raise ValueError(f"{name}: {_difference(places, updates, found)}")
-    trees = places.paths, places.leaves(params), places.leaves(updates)
-    for place, (path, param, update) in enumerate(zip(*trees, strict=True)):
-        if is_hole(param) or isinstance(update, optax.MaskedNode):
-            continue
-        if update is None:
-            if place in places.rest:
-                continue
-            raise TypeError(
-                f"{name}: the update of {path!r} is None; give zeros, or make the entry of the"
-                " geometry None, for `rest=` or hybrid."
-            )
-        if jnp.shape(update) != jnp.shape(param):
-            raise ValueError(
-                f"{name}: the update of {path!r} has shape {jnp.shape(update)}, the parameter"
-                f" {jnp.shape(param)}."
-            )
-        dtype = jnp.result_type(update)
-        if not jnp.issubdtype(dtype, jnp.floating) and place not in places.rest:
-            raise TypeError(
-                f"{name}: the update of {path!r} has dtype {dtype}; give the gradient of a real"
-                f" floating point parameter{if_complex(dtype)}."
-            )
-    return places
-
-
-def _difference(places: Places, updates: Any, found: Any) -> str:
-    pairs, _ = flatten_with_path(updates, is_leaf=is_hole)
-    names = [path_string(path) for path, _ in pairs]
-    missing = [path for path in places.paths if path not in names]
-    extra = [path for path in names if path not in places.paths]
-    if missing or extra:
-        return (
-            "updates and parameters are different trees: parameters without an update"
-            f" {missing}, updates without a parameter {extra}."
-        )
-    return (
-        f"updates and parameters are trees of different containers: {found} against"
-        f" {places.treedef}."
-    )
-
-
-def _group(leaves: list[Leaf], stack: bool) -> list[list[Leaf]]:
+def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
     """Return the groups of leaves to stack."""
     if not stack:
-        return [[leaf] for leaf in leaves]
-    kinds: dict[Any, list[Leaf]] = {}
-    for leaf in leaves:
-        kinds.setdefault(_kind(leaf), []).append(leaf)
+        return [[i] for i in leaves]
+    kinds: dict[Any, list[int]] = {}
+    for i, leaf in leaves.items():
+        kinds.setdefault(_kind(leaf), []).append(i)
     return list(kinds.values())
+
+
+def _solve(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
+    """Return update and second result of each leaf of a group."""
+    return _scatter(function(group[0].weight.manifold, *_gather(group)), group)
 
 
 def _kind(leaf: Leaf) -> Any:
     """Return a key that is equal for leaves that can be stacked."""
-    arrays, treedef = jax.tree.flatten((leaf.arrays, leaf.carried))
+    arrays, treedef = jax.tree.flatten((leaf.arrays, leaf.given))
     # Tracers know only explicit shardings; concrete arrays know their devices.
-    places = [jax.typeof(x) if isinstance(x, Tracer) else x for x in arrays]
-    shape = inner_shape(leaf.entry, leaf.arrays[0].shape)
-    shapes = *(x.shape for x in jax.tree.leaves(leaf.carried)), *(x.dtype for x in arrays)
+    known = [jax.typeof(x) if isinstance(x, Tracer) else x for x in arrays]
+    shape = leaf.weight.shape(leaf.arrays[0])
+    shapes = *(x.shape for x in jax.tree.leaves(leaf.given)), *(x.dtype for x in arrays)
     # On an explicit mesh the layout determines which axes of the stack are divided.
-    layout = None if explicit_mesh(leaf.arrays[0]) is None else _order(leaf) or leaf.entry
-    shardings = tuple([getattr(x, "sharding", None) for x in places])  # NumPy arrays have none
-    return manifold_of(leaf.entry), shape, treedef, shapes, shardings, layout
+    layout = None if explicit_mesh(leaf.arrays[0]) is None else _order(leaf) or leaf.weight.entry
+    shardings = tuple([getattr(x, "sharding", None) for x in known])  # NumPy arrays have none
+    return leaf.weight.manifold, shape, treedef, shapes, shardings, layout
 
 
 def _mesh_of(leaf: Leaf) -> Any:
@@ -225,13 +186,13 @@ def _mesh_of(leaf: Leaf) -> Any:
 
 def _order(leaf: Leaf) -> tuple[int, ...] | None:
     """Return `Layout.permutation` of a leaf."""
-    ndim, entry = leaf.arrays[0].ndim, leaf.entry
+    ndim, entry = leaf.arrays[0].ndim, leaf.weight.entry
     return entry.layout.permutation(ndim) if isinstance(entry, LaidOut) else tuple(range(ndim))
 
 
 def _division(leaf: Leaf) -> Division | None:
     """Return how an explicit mesh divides the points of a leaf; None if unknown."""
-    point, entry = leaf.arrays[0], leaf.entry
+    point = leaf.arrays[0]
     if explicit_mesh(point) is None:
         return None
     if (order := _order(leaf)) is None:
@@ -239,7 +200,7 @@ def _division(leaf: Leaf) -> Division | None:
     spec = [*jax.typeof(point).sharding.spec, *[None] * point.ndim][: point.ndim]
     axes = [names if isinstance(names, tuple) else (names,) if names else () for names in spec]
     axes = [axes[i] for i in order]
-    ndim = manifold_of(entry).ndim
+    ndim = leaf.weight.manifold.ndim
     return Division(((), *axes[:-ndim]), *(axes[-ndim:] if ndim == 2 else ()))
 
 
@@ -247,17 +208,14 @@ def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
     """Return the arguments of the function for a group, in the manifold's layout."""
     rows = []
     for leaf in group:
-        arrays = leaf.arrays
-        if isinstance(leaf.entry, LaidOut):
-            arrays = tuple([leaf.entry.layout.inward(x) for x in arrays])
-        rows.append((*arrays, *leaf.carried))
+        rows.append((*[leaf.weight.inward(x) for x in leaf.arrays], *leaf.given))
     return jax.tree.map(lambda *x: jnp.stack(x), *rows) if stack or len(rows) > 1 else rows[0]
 
 
 def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[Any, Any]]:
     """Return the update and the second result of each leaf, in the parameter's layout."""
     answer, answers = answer if isinstance(answer, tuple) else (answer, ()), []
-    shape = inner_shape(group[0].entry, group[0].arrays[0].shape)
+    shape = group[0].weight.shape(group[0].arrays[0])
     shape = (len(group), *shape) if stack or len(group) > 1 else shape
     if len(answer) != 2 or (answer[0] is not None and getattr(answer[0], "shape", None) != shape):
         raise ValueError(
@@ -270,8 +228,8 @@ def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
         rows = zip(*[_unstack(x, stack) for x in arrays], strict=True)
         parts = [jax.tree.unflatten(treedef, row) for row in rows]
     for leaf, (update, result) in zip(group, parts, strict=True):
-        if update is not None and isinstance(leaf.entry, LaidOut):
-            update = leaf.entry.layout.outward(update, leaf.arrays[0].shape)
+        if update is not None and isinstance(leaf.weight.entry, LaidOut):
+            update = leaf.weight.entry.layout.outward(update, leaf.arrays[0].shape)
         answers.append((update, result))
     return answers
 
@@ -296,7 +254,9 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
         indices = _numbers(jnp.arange(len(stack), dtype=jnp.int32) + zero)
         return [jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in indices]
 
-    if on_mesh or not stack.size or not isinstance(stack, Tracer):
+    if not isinstance(stack, Tracer):
+        return list(stack)  # a single program, where slices would compile one each
+    if on_mesh or not stack.size:
         return slices(stack)
     return jax.lax.platform_dependent(stack, cpu=alike, default=slices)
 
@@ -304,8 +264,8 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
 @jax.custom_jvp
 def _numbers(x: jax.Array) -> Sequence[jax.Array]:
     """Return the entries of a vector, as sums with a single non-zero term, in one reduction."""
-    zero, places = jnp.zeros_like(x), jnp.arange(len(x))
-    alone = [jax.lax.select(places == i, x, zero) for i in range(len(x))]
+    zero, index = jnp.zeros_like(x), jnp.arange(len(x))
+    alone = [jax.lax.select(index == i, x, zero) for i in range(len(x))]
 
     def add(left, right):
         return [a + b for a, b in zip(left, right, strict=True)]
@@ -327,7 +287,7 @@ def _solve_on_mesh(
     Products of explicitly sharded operands need a sharding for every result, unknown to a manifold;
     inside `auto_axes` the compiler chooses shardings, as on an automatic mesh.
     """
-    manifolds = [manifold_of(group[0].entry) for group in groups]
+    manifolds = [group[0].weight.manifold for group in groups]
     solvers = [functools.partial(function, manifold) for manifold in manifolds]
     divisions = [_division(group[0]) for group in groups]
 
@@ -337,7 +297,7 @@ def _solve_on_mesh(
         own, stacks, answers = [], [], []
         for i, (group, arrays) in enumerate(zip(groups, given, strict=True)):
             pairs = zip(group, arrays, strict=True)
-            own.append([leaf._replace(arrays=a, carried=c) for leaf, (a, c) in pairs])
+            own.append([leaf._replace(arrays=a, given=g) for leaf, (a, g) in pairs])
             if owned[i]:
                 stack = _gather(own[i], stack=True)
                 ndim = stack[0].ndim - manifolds[i].ndim
@@ -348,17 +308,17 @@ def _solve_on_mesh(
             answers.append(_scatter(answer, group, stack=owned[i]))
         return [[[pair[k] for pair in answer] for answer in answers] for k in range(2)]
 
-    given = [[(leaf.arrays, leaf.carried) for leaf in group] for group in groups]
+    given = [[(leaf.arrays, leaf.given) for leaf in group] for group in groups]
     if explicit_mesh(groups[0][0].arrays[0]) is None:
         points = [[arrays[0] for arrays, _ in group] for group in given]
         if divide:  # the owners' sharding must not spread to momentum and new parameters
-            given = [[(_sharded_alike(*x), carried) for x, carried in group] for group in given]
+            given = [[(_sharded_alike(*x), own) for x, own in group] for group in given]
         found = inside(given)
         if divide:
             found[0] = shard_alike(found[0], points)
     else:
-        places = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
-        outside: Any = [places, NamedSharding(mesh, PartitionSpec())]
+        shardings = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
+        outside: Any = [shardings, NamedSharding(mesh, PartitionSpec())]
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
         found = automatic(given)
     return [list(zip(*pair, strict=True)) for pair in zip(*found, strict=True)]

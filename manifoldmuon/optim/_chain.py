@@ -1,4 +1,4 @@
-"""Retraction: turn a tangent step into a step between points, at the end of a chain."""
+"""Chains: transformations in order, and what must come last."""
 
 from __future__ import annotations
 
@@ -13,71 +13,12 @@ import optax
 
 from manifoldmuon._internal.arguments import one_of
 from manifoldmuon._internal.compiling import compiler_options
-from manifoldmuon._internal.matrices.arrays import upcast
-from manifoldmuon._internal.trees.transformations import (
-    Terminal,
-    Transformation,
-    difference,
-    transformation,
-)
-from manifoldmuon.manifolds import Manifold
+from manifoldmuon._internal.trees.transformations import Terminal, Transformation
 from manifoldmuon.optim._arguments import checked
-from manifoldmuon.optim._geometry import Geometry, constrained, find_manifolds, refuse_keys
-from manifoldmuon.optim._leaves import map_leaves
-from manifoldmuon.optim._start import refuse_far
-from manifoldmuon.optim._trees import init_tree, monitor_distance
-
-
-@checked()
-def retract(geometry: Geometry) -> Transformation:
-    """Emit `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
-
-    It must come last: scaling its updates, or adding to them, silently leaves the manifold.
-    `manifoldmuon.optim.chain` refuses a wrong order, and `check_chain` finds a wrong order in any
-    transformation, however it was built. Wrappers that pass an update on or suppress it entirely
-    (`optax.masked`, `optax.MultiSteps`, `optax.apply_if_finite`) are harmless.
-
-    On unconstrained leaves the step passes through, cast to the parameter's dtype.
-
-    Args:
-      geometry: the manifold of each parameter; see `resolve_geometry`.
-
-    Returns:
-      A transformation without state. The retraction is computed in float32 or wider; the update
-      has the parameter's dtype and is rounded so that `W + u`, in that dtype, is next to the
-      retracted point. A zero step gives a zero update. `update` needs `params`.
-
-    Raises:
-      ValueError: in `init`: a parameter is at a `Manifold.distance` above 0.1; see `start_on` and
-        `start_anywhere`. Under `jax.jit` it is a `JaxRuntimeError` of the running program, and on
-        TPUs a warning. Not checked are `jax.ShapeDtypeStruct`, rows of `EmbeddingRows` that are
-        exactly zero (padding) and, outside of jit, arrays spread over several processes and
-        matrices with a shorter side above 1024.
-
-    Examples:
-      >>> tx, params = retract(mm.manifolds.Hypersphere()), jnp.array([0.0, 1.0])
-      >>> updates, _ = tx.update(jnp.array([1.0, 0.0]), tx.init(params), params)
-      >>> print(optax.apply_updates(params, updates).round(3))
-      [0.707 0.707]
-    """
-
-    def update_fn(updates, state, params=None, **extra_args):
-        del extra_args
-        updates, _ = map_leaves(
-            _step, geometry, updates, params, name="retract", select=constrained, divide=True
-        )
-        return updates, state
-
-    def init_fn(params: Any) -> optax.EmptyState:
-        refuse_far(geometry, params)
-        return optax.EmptyState()
-
-    return transformation(update_fn, init_fn, kind=Terminal)
-
-
-def _step(manifold: Manifold, point: jax.Array, vector: jax.Array) -> jax.Array:
-    start = upcast(point)
-    return difference(manifold.retract(start, vector.astype(start.dtype)), point)
+from manifoldmuon.optim._geometry import Geometry, refuse_keys
+from manifoldmuon.optim._monitor import monitor_distance
+from manifoldmuon.optim._plan import plan
+from manifoldmuon.optim._trees import init_tree
 
 
 @checked()
@@ -163,16 +104,16 @@ def check_chain(
     """
     # Shapes only: the arrays may be on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
-    places = find_manifolds(geometry, shapes, rest=True)
-    refuse_keys(places, shapes)
+    found = plan(geometry, shapes, rest=True)
+    refuse_keys(found, shapes)
 
     jit = functools.partial(jax.jit, compiler_options=compiler_options(shapes, steps))
 
     @jit
     def draw():
-        leaves = places.leaves(shapes)
-        ones = {place: jnp.ones(leaves[place].shape, leaves[place].dtype) for place in places.rest}
-        points = init_tree(geometry, jax.random.key(0), places.fill(shapes, ones))
+        leaves = found.leaves(shapes)
+        ones = {i: jnp.ones(leaves[i].shape, leaves[i].dtype) for i in found.rest}
+        points = init_tree(geometry, jax.random.key(0), found.fill(shapes, ones))
         return points, tx.init(points)
 
     update = optax.with_extra_args_support(tx).update
@@ -193,13 +134,13 @@ def check_chain(
         grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
         moving, state = step(grads, moving, state)
         total = jax.tree.map(np.add, total, grads)
-    before, leaves = places.leaves(start), places.leaves(moving)
-    if all(np.array_equal(before[place], leaves[place]) for place in places.real):
+    before, leaves = found.leaves(start), found.leaves(moving)
+    if all(np.array_equal(before[i], leaves[i]) for i in found.real):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
     left = {}
     distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
-    for place in places.real:
-        path, leaf = places.paths[place], leaves[place]
+    for weight in found.weights:
+        path, leaf = weight.path, weight.of(leaves[weight.index])
         allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
         allowed = allowed if tolerance is None else tolerance
         if not distances[path] <= allowed:  # NaN must fail

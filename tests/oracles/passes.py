@@ -49,10 +49,7 @@ def on_tpu(function: Callable, passes: int | None = None) -> Callable:
 
 
 def multiplications(
-    function: Callable,
-    *args,
-    passes: int | None = None,
-    taken: Callable[..., int] = max,
+    function: Callable, *args, passes: int | None = None, taken: Callable[..., int] = max
 ) -> int:
     """Count the bfloat16 multiplications in a function's matrix products on a TPU.
 

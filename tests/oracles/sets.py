@@ -52,7 +52,7 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
     if isinstance(manifold, SpectralSphere):
         return lambda x: np.outer(u[:, 0], vt[0]) * (u[:, 0] @ x @ vt[0])
     if not isinstance(manifold, SpectralBall | SpectralBand):
-        raise TypeError(f"no normal space is known for {manifold}")
+        raise TypeError(f"normal_at does not support {manifold}")
     low, high = _edges(manifold)
     edges = [(-1, s >= high - manifold.active_tolerance)]
     edges += [(1, s <= low + manifold.active_tolerance)] if low else []

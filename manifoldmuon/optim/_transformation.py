@@ -1,0 +1,171 @@
+"""Transformations of rules: one visit of all weights, with a state by path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.typing import ArrayLike
+
+from manifoldmuon._internal.meshes.alike import shard_alike
+from manifoldmuon._internal.trees.transformations import (
+    Terminal,
+    Transformation,
+    gradient_transformation,
+)
+from manifoldmuon.manifolds import Manifold
+from manifoldmuon.optim._execute import execute
+from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim.rules import Rule
+
+
+def transformation(
+    rule: Rule,
+    geometry: Geometry,
+    state: Any = None,
+    init: Callable[[Manifold, tuple[int, ...]], tuple[Any, ...]] | None = None,
+    *,
+    numbers: Mapping[str, ArrayLike] = MappingProxyType({}),
+    name: str = "transformation",
+    last: bool = False,
+    check: Callable[[Geometry, Any], None] | None = None,
+    select: Callable[[Manifold], bool] | None = None,
+    divide: bool = False,
+    stack: bool = True,
+) -> Transformation:
+    """Return the transformation that applies a rule to every weight.
+
+    Args:
+      rule: a rule, or several composed by `rules.then`. The last update is cast to the dtype of
+        the parameter.
+      geometry: the manifold of each parameter; see `resolve_geometry`.
+      state: the type of the state, a NamedTuple of dictionaries by path; a rule gets and finds
+        values by the names of its fields. None for no state.
+      init: `init(manifold, shape)` returns the first value of each field, for points of this shape
+        with leading axes; None leaves the weight out of a field.
+      numbers: hyperparameters that a rule is given by name, one per point. (Traced numbers, as from
+        `optax.inject_hyperparams`, cannot come into a divided rule from outside.)
+      name: name of the transformation, for error messages.
+      last: whether no transformation may follow, as after a retraction; see `chain`.
+      check: called by `init` with geometry and parameters; raises for unfit parameters.
+      select: see `map_leaves`.
+      divide: see `map_leaves`.
+      stack: see `map_leaves`.
+
+    Examples:
+      >>> tx = transformation(rules.then(rules.tangent, rules.unit), mm.manifolds.Hypersphere())
+      >>> params = jnp.array([1.0, 0.0])
+      >>> tx.update(jnp.array([3.0, 2.0]), tx.init(params), params)[0].tolist()
+      [0.0, 1.0]
+    """
+    options: Any = {"select": select, "divide": divide, "stack": stack}
+
+    def init_fn(params: Any) -> Any:
+        found = plan(geometry, params)
+        if check is not None:
+            check(geometry, params)
+        return optax.EmptyState() if state is None else init_state(state, init, found, params)
+
+    def update_fn(updates, before, params=None, **extra_args):
+        del extra_args
+        found = plan_updates(name, geometry, updates, params)
+        given = None if state is None else by_weight(found, before)
+        if numbers:
+            given = given_numbers(found, params, given, numbers)
+        updates, results = visit(name, found, rule, updates, params, given, **options)
+        return updates, before if state is None else merge(before, results)
+
+    # A scalar per dictionary; see `gradient_transformation`.
+    empty = optax.EmptyState() if state is None else state(*[jnp.zeros(()) for _ in state._fields])
+    kind = Terminal if last else Transformation
+    return gradient_transformation(update_fn, init_fn, lambda _: empty, kind)
+
+
+def visit(
+    name: str,
+    plan: Plan,
+    rule: Rule,
+    updates: Any,
+    params: Any,
+    given: dict[str, dict[str, Any]] | None = None,
+    **options: Any,
+) -> tuple[Any, dict[str, Any]]:
+    """Apply a rule to every weight of a plan; return updates, and what was found by path."""
+
+    def function(manifold: Manifold, point: jax.Array, update: jax.Array, *own: Any) -> Any:
+        update, found = rule(manifold, point, update, own[0] if own else {})
+        return update.astype(point.dtype), found
+
+    return execute(name, plan, function, (params, updates), given=given, **options)
+
+
+def init_state(state: Any, init: Any, plan: Plan, params: Any) -> Any:
+    """Return a state of dictionaries by path; see `transformation`."""
+
+    def field(k: int) -> dict[str, Any]:
+        return plan.by_path(
+            lambda weight, leaf: init(weight.manifold, weight.shape(leaf))[k], params
+        )
+
+    return state(*[field(k) for k in range(len(state._fields))])
+
+
+def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:
+    """Return the values of a state for each weight by name; weights without any are left out."""
+    given: dict[str, dict[str, Any]] = {}
+    for field, values in state._asdict().items():
+        for weight in plan.weights:
+            if weight.path in values:
+                given.setdefault(weight.path, {})[field] = values[weight.path]
+    return given
+
+
+def merge(state: Any, found: dict[str, Any]) -> Any:
+    """Return the next state; weights without an update keep their values."""
+    after = {}
+    for field, old in state._asdict().items():
+        new = {p: x[field] for p, x in found.items() if field in x and p in old}
+        after[field] = old | {p: shard_alike(x, old[p]) for p, x in new.items()}
+    return state._replace(**after)
+
+
+def given_numbers(
+    plan: Plan, params: Any, given: dict[str, Any] | None, numbers: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """Add numbers, one per point, to what is given for each weight."""
+    leaves = plan.leaves(params)
+    return {
+        w.path: ({} if given is None else given[w.path])
+        | {name: jnp.full(w.copies(leaves[w.index]), x) for name, x in numbers.items()}
+        for w in plan.weights
+        if given is None or w.path in given
+    }
+
+
+def budgets_by_weight(
+    plan: Plan,
+    params: Any,
+    shares: Sequence[Any],
+    rate: Any,
+    select: Callable[[Manifold], bool] = lambda manifold: True,
+) -> dict[str, dict[str, Any]]:
+    """Return `given["budget"]`, the rate times a share, for the points or entries of each weight.
+
+    A weight without a share is left out.
+    """
+    leaves, found = plan.leaves(params), {}
+    for weight in plan.weights:
+        leaf, share = leaves[weight.index], weight.of(shares[weight.index])
+        if share is None or not select(weight.manifold):
+            continue
+        if jnp.ndim(share):
+            block = jnp.broadcast_to(rate * share, jnp.shape(weight.of(leaf)))
+            found[weight.path] = {"budget": weight.inward(block)}
+        else:
+            found[weight.path] = {"budget": jnp.full(weight.copies(leaf), rate * share)}
+    return found

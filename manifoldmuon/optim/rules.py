@@ -1,0 +1,162 @@
+"""Rules: what one step does with a stack of points, composed by `then`.
+
+A rule is a pure function `rule(manifold, point, update, given) -> (update, found)` without trees:
+leading axes are independent points, `given` holds what is known of them by name, and `found` what
+the next rules and the state get. Updates are float32 or wider between rules, whatever the dtype of
+the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from manifoldmuon._internal.matrices.arrays import (
+    expand_trailing,
+    frobenius_norm,
+    inner_product,
+    nonzero_or_one,
+    upcast,
+)
+from manifoldmuon._internal.matrices.powers_of_two import (
+    normalize,
+    scale_to_unit_exponent,
+    times_power_of_two,
+)
+from manifoldmuon._internal.matrices.rounding import never_fused, noise_share, stay_if_still
+from manifoldmuon._internal.trees.transformations import difference
+from manifoldmuon.manifolds import Hypersphere, Manifold
+
+__all__ = ["budget", "direction", "keep_norm", "retraction", "tangent", "then", "unit"]
+
+Given = Mapping[str, Any]
+Found = tuple[jax.Array, dict[str, Any]]
+Rule = Callable[[Manifold, jax.Array, jax.Array, Given], Found]
+
+
+def then(*rules: Rule) -> Rule:
+    """Return the rule that applies rules in turn; each gets what the earlier ones found.
+
+    Examples:
+      >>> def double(manifold, point, update, given):
+      ...     return 2 * update, {}
+      >>> then(double, double)(mm.manifolds.Euclidean(), jnp.ones(1), jnp.ones(1), {})[0].tolist()
+      [4.0]
+    """
+
+    def composed(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+        found: dict[str, Any] = {}
+        for rule in rules:
+            update, new = rule(manifold, point, update, {**given, **found})
+            found |= new
+        return update, found
+
+    return composed
+
+
+def on_sphere(manifold: Manifold) -> bool:
+    return isinstance(manifold, Hypersphere)
+
+
+def direction(
+    manifold: Manifold, point: jax.Array, update: jax.Array, given: Given, rounded: bool = False
+) -> Found:
+    """Replace a gradient by the steepest direction; a NaN does not enter the next warm start.
+
+    The manifold gets the point in its own dtype, which decides how much of a gradient is rounding.
+    With `rounded` the direction has that dtype, too, and the gap is of the rounded direction.
+    """
+    wide, dual = update.astype(upcast(point).dtype), given["dual"]
+    found = manifold.steepest(point, wide, dual)
+    if rounded:
+        found = found.rounded(point.dtype, wide, manifold.factor_ndim)
+    after = jax.tree.map(
+        lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
+    )
+    numbers = {name: getattr(found, name).astype(jnp.float32) for name in ("residual", "gap")}
+    return found.direction, {"dual": after, **numbers}
+
+
+def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+    """Multiply by `given["budget"]`: a number per point, or per entry; negative to descend."""
+    share = given["budget"]
+    share = expand_trailing(share, manifold.ndim) if share.ndim < update.ndim else share
+    wide = upcast(update)
+    return share.astype(wide.dtype) * wide, {}
+
+
+def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+    """Replace a tangent step by the step to the retracted point; add in flat space."""
+    if not manifold.constrained:
+        return update, {}
+    start = upcast(point)
+    return difference(manifold.retract(start, update.astype(start.dtype)), point), {}
+
+
+def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+    """Project onto the tangent space; a tangent part that is only rounding becomes zero."""
+    if not manifold.constrained:
+        return update, {}
+    part, exponent = tangent_part(manifold, point, update)
+    return times_power_of_two(part, exponent, manifold.ndim), {}
+
+
+def tangent_part(
+    manifold: Manifold, point: jax.Array, update: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Return the tangent part, scaled to moderate size, and the exponent of 2 of each point.
+
+    A tangent part that is only rounding error in the dtype of the point is set to zero.
+    """
+    vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
+    # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
+    part = -manifold.project_tangent(point, -vector)
+    size, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (part, vector))
+    noise = size <= noise_share(point.dtype, vector.dtype) * whole
+    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, part), exponent
+
+
+def unit(
+    manifold: Manifold,
+    point: jax.Array,
+    update: jax.Array,
+    given: Given,
+    radial: Any = 1.0,
+) -> Found:
+    """Divide an update on a sphere by its Frobenius norm.
+
+    A share `1 - radial` of its component along the point is removed first.
+    """
+    ndim = manifold.ndim
+    if not on_sphere(manifold):
+        return update, {}
+    if isinstance(radial, int | float) and radial == 1:
+        return normalize(update, ndim), {}
+    vector, _ = scale_to_unit_exponent(update, ndim)
+    along = normalize(point, ndim).astype(vector.dtype)
+    inner = expand_trailing(inner_product(along, vector, ndim), ndim)
+    removed = jnp.asarray(1 - radial, vector.dtype)
+    part = vector - never_fused(removed * inner * along)
+    # Drop a rounding error: normalised, it would be a whole step.
+    noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
+    rounded = frobenius_norm(part, ndim) <= noise
+    return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
+
+
+def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+    """Move a point on a sphere at its radius, by a step relative to the radius."""
+    if not on_sphere(manifold):
+        return update, {}
+    start, ndim = upcast(point), manifold.ndim
+    size = expand_trailing(given["radius"], ndim).astype(start.dtype)
+    # Relative to the radius a weight has norm 1, so that squares neither over- nor underflow.
+    moved = size * over_norm(start / size + update.astype(start.dtype), ndim)
+    return difference(stay_if_still(start, update, moved, ndim), point), {}
+
+
+def over_norm(x: jax.Array, ndim: int) -> jax.Array:
+    """Return `x / ||x||` for `x` of moderate size, in a third of `normalize`'s compile time."""
+    return x / expand_trailing(nonzero_or_one(frobenius_norm(x, ndim)), ndim)

@@ -1,0 +1,104 @@
+"""Composed rules: one visit gives the updates of a chain, and a program of the size of one."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from manifoldmuon import optim
+from manifoldmuon.linalg import TRAINING_MSIGN
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.norms import Spectral
+from manifoldmuon.optim import rules
+from tests.optim.training import train
+
+SHAPES = {"a": (6, 3), "b": (3, 6), "c": (6, 3)}
+
+
+class Seen(NamedTuple):
+    seen: dict[str, jax.Array]
+
+
+def count_visits(manifold, point, update, given):
+    return update, {"seen": given["seen"] + 1}
+
+
+def drawn(seed, geometry=None):
+    rng = np.random.default_rng(seed)
+    tree = {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in SHAPES.items()}
+    return tree if geometry is None else optim.init_tree(geometry, jax.random.key(seed), tree)
+
+
+def agree(first, second, start, atol):
+    grads = [drawn(seed) for seed in (11, 12, 13)]
+    found, wanted = (train(tx, start, grads)[0] for tx in (first, second))
+    for name in SHAPES:
+        np.testing.assert_allclose(found[name], wanted[name], atol=atol, err_msg=name)
+
+
+def test_composed_rules_match_the_chain_of_their_transformations():
+    geometry = Hypersphere(ndim=2)
+    composed = optim.transformation(
+        rules.then(rules.tangent, rules.unit, rules.budget, rules.retraction),
+        geometry,
+        numbers={"budget": -0.1},
+        last=True,
+    )
+    apart = optim.chain(
+        optim.project_tangent(geometry),
+        optim.normalize(optax.identity(), geometry),
+        optax.scale(-0.1),
+        optim.retract(geometry),
+    )
+    agree(composed, apart, drawn(1, geometry), 1e-6)
+
+
+def test_descend_matches_its_chain():
+    geometry = {"a": Stiefel(), "b": Euclidean(Spectral()), "c": Hypersphere(ndim=2)}
+    apart = optim.chain(
+        optim.scale_by_steepest(geometry), optax.scale(-0.1), optim.retract(geometry)
+    )
+    agree(optim.descend(0.1, geometry), apart, drawn(2, geometry), 2e-6)
+
+
+@pytest.mark.parametrize("radial", [1.0, 0.25])
+def test_muonh_matches_its_chain_and_keeps_its_state(radial):
+    geometry, flat = Hypersphere(ndim=2), Euclidean(Spectral(TRAINING_MSIGN))
+    base = optax.chain(
+        optax.trace(0.9, True, "float32"), optim.scale_by_steepest(flat, track_gap=False)
+    )
+    schedule, start = optax.linear_schedule(0.1, 0.0, 5), drawn(3)
+    apart = optim.hyperball(base, schedule, geometry, radial=radial, budgets=0.5)
+    whole = optim.muonh(schedule, geometry, 0.9, radial=radial, budgets=0.5)
+    agree(whole, apart, start, 3e-6)
+    assert jax.tree.structure(whole.init(start)) == jax.tree.structure((apart.init(start),))
+
+
+def test_state_of_a_transformation_is_kept_by_path():
+    tx = optim.transformation(
+        count_visits, Hypersphere(), Seen, lambda m, shape: (jnp.zeros(shape[:-1]),)
+    )
+    params = {"w": jnp.eye(3)}
+    state = tx.init(params)
+    for _ in range(2):
+        _, state = tx.update(params, state, params)
+    assert state.seen["w"].tolist() == [2.0, 2.0, 2.0]
+    with pytest.raises(ValueError, match="knows no parameters .'v'"):
+        tx.update({"v": jnp.eye(3)}, state, {"v": jnp.eye(3)})
+
+
+def lines(tx, count):
+    params = {f"layer{i}": jnp.ones((4, 4)) for i in range(count)}
+    state = jax.eval_shape(tx.init, params)
+    return jax.jit(tx.update).lower(params, state, params).as_text().count("\n")
+
+
+@pytest.mark.parametrize(
+    "tx", [optim.muonh(0.1, Hypersphere(ndim=2)), optim.manifold_muon(0.1, Stiefel())]
+)
+def test_program_grows_slowly_with_depth(tx):
+    # Momentum, reshapes, slices and differences of each matrix; the rules once for all.
+    assert lines(tx, 40) - lines(tx, 20) <= 20 * 30
