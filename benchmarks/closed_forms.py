@@ -1,4 +1,4 @@
-"""Time of direction and retraction on subspaces and fixed singular values, compared with Muon's.
+"""Time of direction and retraction on subspaces, compared with Muon's.
 
     python -m benchmarks closed_forms    # two minutes; docs/benchmarks/results/closed_forms.*
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from benchmarks._harness import command, save_with_table, timed
 from benchmarks.solvers import MUON, muon_direction
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Grassmann, Manifold
 from manifoldmuon.norms import Spectral
@@ -38,7 +37,6 @@ def measure(shape: tuple[int, int], rounds: int) -> dict[str, Any]:
     manifolds: dict[str, Manifold] = {
         "Grassmann": Grassmann(),
         "Grassmann, four steps": Grassmann(step_norm=Spectral(TRAINING_MSIGN)),
-        "Isospectral": Isospectral(tuple(np.linspace(1, 0.3, min(shape)).tolist())),
     }
     grad = jnp.float32(np.random.default_rng(0).standard_normal(shape))
     functions: dict[str, Any] = {MUON: functools.partial(muon_direction, grad)}

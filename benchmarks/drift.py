@@ -19,7 +19,6 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._harness import command
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -55,7 +54,6 @@ SETS: dict[str, Manifold] = {
     "spectral sphere": SpectralSphere(step_norm=QUICK),
     "spectral ball": SpectralBall(step_norm=QUICK, solver=DouglasRachford(2)),
     "spectral band": SpectralBand(0.5, 2, step_norm=QUICK, solver=DouglasRachford(2)),
-    "fixed singular values": Isospectral(tuple(np.linspace(1, 0.1, 10).tolist())),
 }
 RATES = (1e-1, 1e-3)
 BOUND = 1e-6

@@ -12,18 +12,14 @@ terms in magnitude, for every order of summation.
 | `bias` | `x + b` on the last axis | 1 |
 | `scale` | `factor x` | `abs(factor)` |
 | `group_sort` | entries i, i + n/size, i + 2n/size, ... sorted in descending order | 1 |
-| `householder` | `z - 2 min(<v, z>, 0) v`, z = (x_i, x_{i + n/2}), row v | `max(1, 2 |v|^2 - 1)` |
 | `abs`, `relu`, `identity` | entrywise | 1 |
 | `mean_subtract` | subtracts the mean over the last axis | 1 |
-| `flatten`, `swap_axes`, `space_to_depth`, `shift` | permutes entries | 1 |
-| `norm_pool` | Euclidean norm over blocks of pixels | 1 |
+| `flatten`, `space_to_depth`, `shift` | permutes entries | 1 |
 | `average_pool` | mean over blocks of n pixels | `1 / sqrt(n)` |
 | `two_tap` | `x - P x + roll(P x)`, `P = U U^T` | `max(1, 2 b^2 - 1)`, b the largest of U |
 
-`householder` is continuous for v of any length, because the subtracted term vanishes at the
-boundary `<v, z> = 0`, and piecewise linear with pieces of norm 1 and `|1 - 2 |v|^2|`. `two_tap`
-multiplies each frequency t by `1 + (exp(it) - 1) P`; P has eigenvalues 0 and the squares s of the
-singular values of U, and `|1 - s + exp(it) s| <= |1 - s| + s`.
+`two_tap` multiplies each frequency t by `1 + (exp(it) - 1) P`; P has eigenvalues 0 and the squares
+s of the singular values of U, and `|1 - s + exp(it) s| <= |1 - s| + s`.
 """
 
 from __future__ import annotations
@@ -263,23 +259,6 @@ def _group_sort(options: dict[str, Any], weights: Weights, shape: Shape) -> Laye
     return Layer("group_sort", shape, forward)
 
 
-def _householder(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
-    rows, half = weights("weight", 2), shape[-1] // 2
-    _expect_fit(rows.shape == (half, 2) and shape[-1] % 2 == 0, rows, shape)
-
-    def prove() -> Bounds:
-        square = product(*[float(np.max(norm(rows.values, 1), initial=0.0))] * 2)
-        return Bounds(max(1.0, float(up(2 * square - 1))), up(1 + 2 * square))
-
-    def forward(x: np.ndarray) -> np.ndarray:
-        first, second = x[..., :half], x[..., half:]
-        one, other = rows.values.T
-        fold = 2 * np.minimum(one * first + other * second, 0)
-        return np.concatenate([first - fold * one, second - fold * other], axis=-1)
-
-    return Layer("householder", shape, forward, prove, terms=8)
-
-
 def _entrywise(kind: str, function: Callable[[np.ndarray], np.ndarray]) -> Any:
     return lambda options, weights, shape: Layer(kind, shape, function)
 
@@ -299,11 +278,6 @@ def _flatten(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     _expect(axes <= len(shape), f"axes={axes} exceeds the axes of the input {shape}")
     flat = (*shape[: len(shape) - axes], math.prod(shape[len(shape) - axes :]))
     return Layer("flatten", flat, lambda x: x.reshape(len(x), *flat))
-
-
-def _swap_axes(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
-    swapped = (*shape[:-2], shape[-1], shape[-2])
-    return Layer("swap_axes", swapped, lambda x: np.ascontiguousarray(np.swapaxes(x, -1, -2)))
 
 
 def _blocks(shape: Shape, rows: int, columns: int) -> tuple[Shape, Callable[..., np.ndarray]]:
@@ -328,15 +302,6 @@ def _space_to_depth(options: dict[str, Any], weights: Weights, shape: Shape) -> 
     (*outer, pixels, channels), blocks = _blocks(shape, side, side)
     out = (*outer, pixels * channels)
     return Layer("space_to_depth", out, lambda x: blocks(x).reshape(len(x), *out))
-
-
-def _norm_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
-    side = _count(options, "side")
-    (*outer, pixels, channels), blocks = _blocks(shape, side, side)
-    out = (*outer, channels)
-    return Layer(
-        "norm_pool", out, lambda x: np.sqrt(np.sum(blocks(x) ** 2, axis=-2)), terms=pixels + 4
-    )
 
 
 def _average_pool(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
@@ -392,15 +357,12 @@ _KINDS: dict[str, tuple[Callable[..., Layer], set[str], int]] = {
     "bias": (_bias, {"weight"}, 1),
     "scale": (_scale, {"factor"}, 1),
     "group_sort": (_group_sort, {"size"}, 1),
-    "householder": (_householder, {"weight"}, 1),
     "abs": (_entrywise("abs", np.abs), set(), 1),
     "relu": (_entrywise("relu", lambda x: np.maximum(x, 0)), set(), 1),
     "identity": (_entrywise("identity", lambda x: x), set(), 1),
     "mean_subtract": (_mean_subtract, set(), 1),
     "flatten": (_flatten, {"axes"}, 1),
-    "swap_axes": (_swap_axes, set(), 2),
     "space_to_depth": (_space_to_depth, {"side"}, 3),
-    "norm_pool": (_norm_pool, {"side"}, 3),
     "average_pool": (_average_pool, {"rows", "columns"}, 3),
     "shift": (_shift, {"pixels"}, 3),
     "two_tap": (_two_tap, {"weight", "axis", "offset"}, 2),

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -119,23 +118,6 @@ GRASSMANN = [
     ManifoldCase("grassmann by Frobenius steps", Grassmann(step_norm=Frobenius()), (5, 1)),
 ]
 
-# Steps of norm 1, a third of the largest singular value: close singular values mean high curvature.
-DISTINCT = Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=1.0))
-ISOSPECTRAL = [
-    ManifoldCase("isospectral tall", DISTINCT, (6, 4), gap=0.2, thorough=True),
-    ManifoldCase(
-        "isospectral, ties and zeros, by svd",
-        Isospectral((2.0, 2.0, 1.0, 0.0, 0.0), step_norm=Spectral(SVD(), scale=1.0)),
-        (5, 5),
-        gap=0.3,
-    ),
-    ManifoldCase(
-        "isospectral wide stack by Frobenius steps",
-        Isospectral((1.0, 0.6), step_norm=Frobenius(scale=0.4)),
-        (2, 2, 5),
-    ),
-]
-
 # SVD, because iterative methods make large programs; they have separate tests.
 BY_SVD = Spectral(SVD())
 ANY_NORM = [
@@ -178,6 +160,5 @@ MANIFOLDS = [
     *SQUARE,
     *STIEFEL,
     *GRASSMANN,
-    *ISOSPECTRAL,
     *ANY_NORM,
 ]

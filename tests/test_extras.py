@@ -22,7 +22,7 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 """
-_FRAMEWORKS = ["flax", "equinox", "haiku", "torch"]
+_FRAMEWORKS = ["flax", "equinox", "torch"]
 _STUDIES = ["matplotlib", "sklearn", "pooch", "joblib", "tqdm"]
 _OTHERS = ["orbax", "safetensors"]
 
@@ -79,7 +79,6 @@ def test_study_without_its_framework_names_the_extra(tmp_path):
         ("manifoldmuon.frameworks.nnx", "Flax", "flax"),
         ("manifoldmuon.frameworks.linen", "Flax", "flax"),
         ("manifoldmuon.frameworks.equinox", "Equinox", "equinox"),
-        ("manifoldmuon.frameworks.haiku", "Haiku", "haiku"),
         ("manifoldmuon.checkpoints", "Orbax", "checkpoints"),
     ],
 )

@@ -29,7 +29,7 @@ DELAYED = {"matplotlib", "safetensors"}
 # Optional packages of parts that users import by name.
 EXTRAS = {
     "checkpoints": {"orbax"},
-    "frameworks": {"equinox", "flax", "haiku"},  # each in its own module
+    "frameworks": {"equinox", "flax"},  # each in its own module
 }
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 DECLARED = {entry.split(">=")[0] for entry in PROJECT["dependencies"]} | sys.stdlib_module_names

@@ -15,7 +15,7 @@ from manifoldmuon.manifolds import (
     SpectralBand,
     SpectralSphere,
 )
-from manifoldmuon.manifolds.solvers import DouglasRachford
+from manifoldmuon.manifolds.solvers import DouglasRachford, _douglas_rachford
 from manifoldmuon.norms import Spectral
 from tests.oracles import cases, minima, runs
 from tests.oracles.cases import MATRICES, SEEDS, Case, check_case
@@ -23,7 +23,7 @@ from tests.oracles.gradients import GRADIENT_FAMILIES
 from tests.oracles.runs import LINKS, SCALES, WARM, check_bounds, check_switching, check_training
 from tests.oracles.sets import most, normal_at
 
-NETWORKS = (1, 10, 14)  # seeds of `random_network`, among the faster networks
+NETWORKS = (1, 12, 14)  # seeds of `random_network`, among the faster networks
 few = settings(
     max_examples=40,
     derandomize=True,
@@ -37,7 +37,6 @@ CONES = (
     "SpectralBall",
     "SpectralBall, Frobenius steps",
     "SpectralBand, steps by rows",
-    "Isospectral, nearly tied",
 )
 
 SOLVERS = ("Orthogonal", "Stiefel, Resolvents()", "Stiefel, DualAscent()")
@@ -78,9 +77,10 @@ def test_past_failures_pass_checks(case):
 
 
 @pytest.mark.slow
-def test_failed_splitting_falls_back_to_tangent_part():
+def test_failed_splitting_falls_back_to_tangent_part(monkeypatch):
     """A single iteration fails: on a cone the tangent part gains more, and never less than 0."""
-    ball = SpectralBall(solver=DouglasRachford(steps=1, penalty=1e-3))
+    monkeypatch.setattr(_douglas_rachford, "_PENALTY", 1e-3)
+    ball = SpectralBall(solver=DouglasRachford(steps=1))
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         point = ball.project(jnp.asarray(3 * rng.normal(size=(20, 6, 4))))

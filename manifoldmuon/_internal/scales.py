@@ -12,12 +12,7 @@ from manifoldmuon._internal.values import Value
 
 
 class ScaleRule(Value, abc.ABC):
-    """A scale that depends on the shape of a weight, as a frozen, hashable value.
-
-    Examples:
-      >>> FanRatio().of((8, 2))
-      2.0
-    """
+    """A scale that depends on the shape of a weight, as a frozen, hashable value."""
 
     @abc.abstractmethod
     def of(self, shape: tuple[int, ...]) -> float:

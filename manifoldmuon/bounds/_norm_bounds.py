@@ -22,10 +22,6 @@ class RMS(ActivationNorm):
       heads: number of heads. Above 1, arrays are `(..., heads, sequence, dim)`, and the mean is
         over all heads and entries of a token. The RMS norm of a single head is at most
         `sqrt(heads)` times as large.
-
-    Examples:
-      >>> bound(mm.modules.SplitHeads(4)).outputs.norm
-      RMS(heads=4)
     """
 
     heads: int = 1
@@ -57,12 +53,7 @@ class L2(ActivationNorm):
 
 @dataclasses.dataclass(frozen=True)
 class LInf(ActivationNorm):
-    """The largest magnitude of an entry.
-
-    Examples:
-      >>> bound(mm.modules.Unembed(65, 16)).outputs.norm
-      LInf()
-    """
+    """The largest magnitude of an entry."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +61,6 @@ class OneHot(ActivationNorm):
     """The l1 norm of tokens, whole numbers, as one-hot vectors.
 
     A token has norm 1, and a change of token is a step of norm 2.
-
-    Examples:
-      >>> bound(mm.modules.Embed(16, 65)).inputs.norm
-      OneHot()
     """
 
 
@@ -86,10 +73,6 @@ class NormBound:
       lower: the smallest. Only division by the norm (`RMSDivide`) needs it.
       norm: `RMS()`, `L2(axes)`, `LInf()` or `OneHot()`.
       features: the length of the last axis; None if unknown.
-
-    Examples:
-      >>> print(NormBound(2.0, lower=1.0, norm=L2(3)))
-      1 … 2
     """
 
     upper: float

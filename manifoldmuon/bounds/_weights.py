@@ -36,10 +36,6 @@ class MatrixBounds:
       row: upper bound on the Euclidean lengths of rows.
       least_singular: lower bound on the singular values of a point of the manifold.
       least_row: lower bound on the lengths of its rows.
-
-    Examples:
-      >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (8, 4)).spectral
-      2.0
     """
 
     spectral: float

@@ -34,7 +34,7 @@ class ComplexStiefel(Manifold):
     Attributes:
       scale: the common singular value, a positive number.
       solver: solver for the steepest direction; see `manifolds.solvers`.
-      retraction: `Polar`, `Cayley`, `Exponential` or `Analytic`. Not `QR`, which depends on the
+      retraction: `Polar`, `Cayley` or `Exponential`. Not `QR`, which depends on the
         order of the columns.
 
     Raises:

@@ -11,13 +11,12 @@ import math
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.bounds import RMS, LipschitzBounds, NormBound, propagate
 from manifoldmuon.manifolds import (
-    EmbeddingRows,
     Euclidean,
     Grassmann,
     Manifold,
@@ -25,7 +24,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.modules import Atom, Linear, Module
-from manifoldmuon.norms import FanRatio, MaxRowNorm, RMSToRMS, Spectral
+from manifoldmuon.norms import FanRatio, RMSToRMS, Spectral
 from manifoldmuon.robustness import describe
 
 
@@ -44,10 +43,6 @@ class LocallyConnected(Atom):
       fan_in: entries of the input at a position.
       manifold: `Euclidean(RMSToRMS())` (default), `Stiefel(FanRatio())`, or another that fits.
       mass: see `Module`.
-
-    Examples:
-      >>> LocallyConnected((2, 2), 8, 12).shape
-      (2, 2, 8, 12)
     """
 
     places: tuple[int, ...]
@@ -84,51 +79,6 @@ class LocallyConnected(Atom):
 
 
 @dataclasses.dataclass(frozen=True)
-class Householder(Atom):
-    """Learned reflections of pairs of entries (Singla et al., arXiv:2108.04062).
-
-    Entries i and `i + features / 2` form a pair z with its own unit vector v: z stays if
-    `<v, z> > 0`, else it becomes `z - 2 <v, z> v`. The initial `v = (1, -1) / sqrt(2)` is MaxMin.
-
-    Attributes:
-      features: entries of the last axis, an even number; the parameters are `(features / 2, 2)`.
-      manifold: rows of length 1. A step of norm 1 turns each row by at most half a radian, which
-        moves an output by at most the length of its pair.
-      mass: see `Module`.
-
-    Examples:
-      >>> Householder(4).init(jax.random.key(0)).shape
-      (2, 2)
-    """
-
-    features: int
-    manifold: Manifold = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
-    mass: float = 1.0
-    FREE_SPACE: ClassVar = Euclidean(MaxRowNorm(0.25))
-    CONSTRAINT: ClassVar = EmbeddingRows(1.0, step_norm=MaxRowNorm(0.5))
-    entry: ClassVar = ("householder",)
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.features % 2:
-            raise ValueError(f"Householder.features must be even; got {self.features}")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return (self.features // 2, 2)
-
-    def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Float[Array, "n 2"]:
-        return jnp.broadcast_to(jnp.asarray([math.sqrt(0.5), -math.sqrt(0.5)], dtype), self.shape)
-
-    def apply(self, params: Float[Array, "n 2"], x: Floats) -> Floats:
-        self.expect_features(x, self.features)
-        first, second = jnp.split(x, 2, axis=-1)
-        v1, v2 = params[:, 0], params[:, 1]
-        fold = 2 * jnp.minimum(v1 * first + v2 * second, 0)
-        return jnp.concatenate([first - fold * v1, second - fold * v2], axis=-1)
-
-
-@dataclasses.dataclass(frozen=True)
 class TwoTap(Atom):
     """An orthogonal convolution with two taps along an axis, circular.
 
@@ -146,10 +96,6 @@ class TwoTap(Atom):
       manifold: spans. A step of norm 1 turns a span by at most half a radian, which moves an output
         by at most the length of the input.
       mass: see `Module`.
-
-    Examples:
-      >>> TwoTap(4, 2).apply(jnp.eye(4, 2), jnp.ones((5, 4))).shape
-      (5, 4)
     """
 
     channels: int
@@ -209,17 +155,6 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
 
 # The rule of `Linear` takes the largest of several matrices.
 propagate.register(LocallyConnected, propagate.dispatch(Linear))
-
-
-@propagate.register
-def bound_householder(atom: Householder, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound a continuous map: each pair is kept or multiplied by `I - 2 v v^T`."""
-    read = LipschitzBounds.read_length(x, features=atom.features)
-    longest, shortest = weights.rows(atom.shape)
-    gain = max(1.0, 2 * longest**2 - 1)
-    out = read.outputs if longest == shortest == 1 else read.outputs.within(gain)
-    moved = read.outputs.within(4 * longest * weights.step_rows(atom.shape)).upper
-    return read.then_of(out, gain, weights=moved)
 
 
 @propagate.register

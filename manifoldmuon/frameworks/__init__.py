@@ -1,4 +1,4 @@
-"""Geometries from the module types of Flax NNX, Flax Linen, Equinox and Haiku.
+"""Geometries from the module types of Flax NNX, Flax Linen and Equinox.
 
 Each framework has a module with the function `geometry`. Only this module imports the framework:
 `from manifoldmuon.frameworks import nnx`.

@@ -1,7 +1,7 @@
 """Roles and layouts of weights in all frameworks, and the resulting entries of a geometry.
 
 A reader gives the role and layout of each parameter of a module type. Paths, owners and types come
-from `nnx`, `linen`, `equinox` and `haiku`.
+from `nnx`, `linen` and `equinox`.
 """
 
 from __future__ import annotations

@@ -19,10 +19,6 @@ class Schedule(Value, abc.ABC):
 
     A step `(a, b, c)` acts on every singular value in [0, 1] as `a s + b s^3 + c s^5`; a step
     of two numbers has degree 3, of four 7, of k numbers degree 2k - 1.
-
-    Examples:
-      >>> [len(step) for step in PolarExpress(1e-3, steps=4).coefficients]
-      [3, 3, 3, 3]
     """
 
     @property

@@ -200,10 +200,6 @@ class Manifold(Value, abc.ABC):
 
         Args:
           axes: the number of leading axes; 2 for layers of experts.
-
-        Examples:
-          >>> Stiefel().stacked().ndim
-          3
         """
         check_number("stacked(axes)", axes, within="[0, inf)", whole=True)
         if self.ndim < 2 or axes == 0:
@@ -306,10 +302,6 @@ class LaidOut(Value):
     Attributes:
       manifold: the manifold of the rearranged array; its points have at least two axes.
       layout: the layout of the array.
-
-    Examples:
-      >>> Stiefel().transposed().ndim
-      2
     """
 
     manifold: Manifold

@@ -185,10 +185,6 @@ class SpectralBall(_WithBoundary):
       active_tolerance: the distance from the boundary, relative to the scale, within which a
         singular value counts as touching and moves no closer. At a minimum on the boundary this
         loses up to `active_tolerance` times the nuclear norm of the gradient.
-
-    Examples:
-      >>> float(SpectralBall().distance(jnp.diag(jnp.array([1.0, 0.5]))))
-      0.0
     """
 
     scale: float | ScaleRule = 1.0

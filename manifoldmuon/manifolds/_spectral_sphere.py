@@ -76,10 +76,6 @@ class SpectralSphere(BoundedSpectrum):
       solver: finds the multiplier.
       lanczos: steps of Lanczos' method for the singular pair of the normal. If the largest singular
         values nearly tie, the pair is a mixture of theirs.
-
-    Examples:
-      >>> round(float(SpectralSphere().distance(jnp.diag(jnp.array([2.0, 1.0])))), 4)
-      1.0
     """
 
     scale: float | ScaleRule = 1.0

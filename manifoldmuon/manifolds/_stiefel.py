@@ -224,10 +224,6 @@ class Orthogonal(Stiefel):
 
     The fields are inherited from `Stiefel`. Odd polynomials keep skew symmetry exactly; the errors
     of other methods of msign are removed, and reported as residual.
-
-    Examples:
-      >>> float(Orthogonal().distance(jnp.eye(3)))
-      0.0
     """
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
@@ -255,10 +251,6 @@ class Grassmann(_Orthonormal):
         move the subspace identically.
       step_norm: the norm of steps, `Spectral` (with its method of msign) or `Frobenius`, used as
         given; None: the spectral norm relative to the scale, converged.
-
-    Examples:
-      >>> Grassmann().steepest(jnp.eye(4, 2), jnp.ones((4, 2))).direction.shape
-      (4, 2)
     """
 
     scale: float | ScaleRule = 1.0

@@ -8,7 +8,7 @@ import jax
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon.minimize._line_search import LBFGS
+from manifoldmuon.minimize._lbfgs import LBFGS
 from manifoldmuon.minimize._problem import Method, Problem, Progress, Stop
 from manifoldmuon.minimize._trust_region import TrustRegion
 
@@ -26,10 +26,6 @@ class Auto(Method):
 
     Attributes:
       steps: most steps of L-BFGS.
-
-    Examples:
-      >>> Auto(steps=50)
-      Auto(steps=50)
     """
 
     steps: int = 250

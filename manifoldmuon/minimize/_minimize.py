@@ -33,7 +33,6 @@ def minimize(
     *,
     method: Method = Auto(),
     tolerance: float | None = None,
-    step_tolerance: float = 0.0,
     max_steps: int = 1000,
     callback: Callable[[Any, Any, Any], None] | None = None,
 ) -> Result:
@@ -59,13 +58,12 @@ def minimize(
         `optim.resolve_geometry`.
       x0: the start: arrays on their manifolds, all float32 or all float64.
       args: further arguments of f, arrays or trees of arrays.
-      method: `Auto()`, `LBFGS()`, `TrustRegion()`, `ConjugateGradient()` or `GradientDescent()`.
+      method: `Auto()`, `LBFGS()` or `TrustRegion()`.
       tolerance: largest Frobenius norm of the Riemannian gradient. None: the first gradient's norm
         times 1e-10 in float64. In float32, and where the first cost hides this, the run ends where
         rounding hides progress: neither cost nor gradient falls, and the gradient is at most 1e-4
         (float64: 1e-10) of the first, or 100 eps times the first cost. A start within the tolerance
         stops with no step: `GRADIENT`.
-      step_tolerance: stop after a step of at most this length.
       max_steps: stop after this many steps.
       callback: called as `callback(steps, value, gradient_norm)` at the start and after every step,
         such as `print`.
@@ -92,10 +90,12 @@ def minimize(
     entries = resolve_geometry(geometry, x0)
     leaves, treedef = jax.tree.flatten(x0)
     dtype = _check_leaves(entries, leaves)
-    tolerance = _check_numbers(dtype, tolerance, step_tolerance, max_steps)
+    tolerance = _check_numbers(dtype, tolerance, max_steps)
     if not isinstance(method, Method):
-        raise TypeError(f"minimize: method must be LBFGS() or another one; got {shown(method)}")
-    stop = Stop(tolerance, step_tolerance, max_steps, callback)
+        raise TypeError(
+            f"minimize: method must be Auto(), LBFGS() or TrustRegion(); got {shown(method)}"
+        )
+    stop = Stop(tolerance, max_steps, callback)
     solve = functools.partial(_solve_compiled, f, (tuple(jax.tree.leaves(entries)), treedef), args)
     result: Any = None
     progress = None
@@ -153,10 +153,7 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
     return dtype
 
 
-def _check_numbers(
-    dtype: Any, tolerance: float | None, step_tolerance: float, max_steps: int
-) -> float | None:
-    check_number("minimize: step_tolerance", step_tolerance, within="[0, inf)")
+def _check_numbers(dtype: Any, tolerance: float | None, max_steps: int) -> float | None:
     check_number("minimize: max_steps", max_steps, within="[0, inf)", whole=True)
     if tolerance is None:
         return None

@@ -25,24 +25,18 @@ class Reason(enum.IntEnum):
     Attributes:
       GRADIENT: the Riemannian gradient's norm is at most the tolerance; for a tolerance of None,
         also where it is small and rounding hides further progress.
-      STEP: a step was at most `step_tolerance` long.
       MAX_STEPS: `max_steps` steps were taken.
       NO_PROGRESS: no step reduces the cost, usually because rounding hides any decrease.
       NOT_FINITE: cost or gradient is not finite at the start; for `TrustRegion`, at any point.
       OFF_SET: the start or the last point is off its manifold. For the last point, take a
         retraction that corrects rounding, such as `Polar` or `QR`.
-
-    Examples:
-      >>> Reason(0).name
-      'GRADIENT'
     """
 
     GRADIENT = 0
-    STEP = 1
-    MAX_STEPS = 2
-    NO_PROGRESS = 3
-    NOT_FINITE = 4
-    OFF_SET = 5
+    MAX_STEPS = 1
+    NO_PROGRESS = 2
+    NOT_FINITE = 3
+    OFF_SET = 4
 
 
 RUNNING = -1
@@ -99,7 +93,6 @@ class Stop(NamedTuple):
     """Stopping criteria and callback; a tolerance of None is relative to the first gradient."""
 
     tolerance: float | None
-    step_tolerance: float
     max_steps: int
     callback: Callable[[Any, Any, Any], None] | None
 
@@ -163,13 +156,12 @@ class Progress(NamedTuple):
         )
         return self._replace(scale=scale, tolerance=tolerance, enough=enough)
 
-    def at(self, value: Array, norm: Array, moved: Array, patience: int, stop: Stop) -> Progress:
+    def at(self, value: Array, norm: Array, patience: int, stop: Stop) -> Progress:
         """Return the progress at a new point, with the reason to stop there.
 
         Args:
           value: cost of the point, in units.
           norm: norm of the gradient, in units.
-          moved: length of the step to the point, infinite for a start.
           patience: number of steps without progress that rounding alone explains.
           stop: stopping criteria.
         """
@@ -179,7 +171,6 @@ class Progress(NamedTuple):
         idle = jnp.where(lower | halved, 0, self.idle + 1)
         reasons = [
             (norm <= self.tolerance, Reason.GRADIENT),
-            (moved <= stop.step_tolerance, Reason.STEP),
             ((idle >= patience) & (norm <= self.enough), Reason.GRADIENT),
             (idle >= 10 * patience, Reason.NO_PROGRESS),
             (self.steps >= stop.max_steps, Reason.MAX_STEPS),

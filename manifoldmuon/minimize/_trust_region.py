@@ -27,14 +27,12 @@ class _State(NamedTuple):
     """A point and its trust region.
 
     Attributes:
-      moved: length of the last accepted step, infinite before the first.
       failures: number of steps rejected at this point, -1 before the start is evaluated.
     """
 
     point: Array
     progress: Progress
     radius: Array
-    moved: Array
     failures: Array
 
 
@@ -68,10 +66,6 @@ class TrustRegion(Method):
       radius: the first region has a radius of `radius / 8` times the root of the number of entries;
         the largest radius is eight times as large.
       inner_steps: most products with the Hessian in a step; None: the number of entries.
-
-    Examples:
-      >>> TrustRegion(inner_steps=20)
-      TrustRegion(inner_steps=20)
     """
 
     patience: ClassVar[int] = 2
@@ -93,10 +87,9 @@ class TrustRegion(Method):
     def run(
         self, problem: Problem, start: Array, stop: Stop, progress: Progress
     ) -> tuple[Array, Progress]:
-        number = jnp.zeros((), start.dtype)
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
         first = jnp.full((), -1, jnp.int32)
-        state = _State(start, progress, largest / 8, number + jnp.inf, first)
+        state = _State(start, progress, largest / 8, first)
 
         def turn(state: _State) -> _State:
             gradient, hessian, value = self.model(problem, state.point)
@@ -106,7 +99,7 @@ class TrustRegion(Method):
             progress = state.progress.in_units_of(gradient, value, stop)
             gradient, value = gradient * progress.scale, value * progress.scale
             norm = length(gradient)
-            new = progress.at(value, norm, state.moved, self.patience, stop)
+            new = progress.at(value, norm, self.patience, stop)
             new.report(stop, (state.failures == 0) | ((state.failures < 0) & (new.steps == 0)))
             # A rejected step changes nothing.
             progress = jax.tree.map(lambda x, y: jnp.where(state.failures > 0, x, y), progress, new)
@@ -127,7 +120,7 @@ class TrustRegion(Method):
             noise = rounding(progress.largest)
             ratio = (value - after + noise) / (gain + noise)
             good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
-            at_edge = length(step) >= 0.99 * state.radius
+            at_edge = length(step) > 0.99 * state.radius
             radius = jnp.where((ratio > 0.75) & at_edge, 2 * state.radius, state.radius)
             radius = jnp.where(ratio >= 0.25, radius, length(step) / 4)
             failures = jnp.where(good, 0, jnp.maximum(state.failures, 0) + 1)
@@ -142,7 +135,6 @@ class TrustRegion(Method):
                     reason=jnp.where(lost, progress.lost(), found),
                 ),
                 jnp.minimum(radius, largest),
-                jnp.where(good, length(step), state.moved),
                 failures,
             )
 

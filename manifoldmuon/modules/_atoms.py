@@ -150,10 +150,6 @@ class Bias(Atom):
       features: entries of the last axis; the parameters are `(features,)`.
       manifold: flat space under the RMS norm (default), or another that fits.
       mass: see `Module`.
-
-    Examples:
-      >>> Bias(3).init(jax.random.key(0))
-      Array([0., 0., 0.], dtype=float32)
     """
 
     features: int
@@ -188,10 +184,6 @@ class Embed(Atom):
       vocabulary: number of vectors.
       manifold: `Euclidean(L1ToRMS())` (default), `EmbeddingRows()`, or another that fits.
       mass: see `Module`.
-
-    Examples:
-      >>> Embed(16, 65).apply(jnp.ones((65, 16)), jnp.arange(5)).shape
-      (5, 16)
     """
 
     dim: int
@@ -224,10 +216,6 @@ class Unembed(Atom):
       dim: entries of the input.
       manifold: as for `Embed`.
       mass: see `Module`.
-
-    Examples:
-      >>> Unembed(65, 16).apply(jnp.ones((65, 16)), jnp.ones((5, 16))).shape
-      (5, 65)
     """
 
     vocabulary: int
@@ -264,10 +252,6 @@ class Conv2D(Atom):
       manifold: `Euclidean(ConvRMSToRMS())` (default), `Stiefel(FanRatio(1 / kernel**2))` tap by
         tap, or another that fits.
       mass: see `Module`.
-
-    Examples:
-      >>> Conv2D(8, 3).apply(jnp.ones((3, 3, 8, 3)), jnp.ones((1, 6, 6, 3))).shape
-      (1, 6, 6, 8)
     """
 
     out_channels: int

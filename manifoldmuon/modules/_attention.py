@@ -25,10 +25,6 @@ class FunctionalAttention(Bond):
 
     Attributes:
       causal: whether a token sees only itself and earlier tokens.
-
-    Examples:
-      >>> FunctionalAttention().forward(3 * (jnp.ones((10, 8)),)).shape
-      (10, 8)
     """
 
     causal: bool = True
@@ -52,10 +48,6 @@ class SplitHeads(Bond):
 
     Attributes:
       heads: number of heads.
-
-    Examples:
-      >>> SplitHeads(4).forward(jnp.ones((10, 32))).shape
-      (4, 10, 8)
     """
 
     heads: int
@@ -69,12 +61,7 @@ class SplitHeads(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class MergeHeads(Bond):
-    """`(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`, the inverse of `SplitHeads`.
-
-    Examples:
-      >>> MergeHeads().forward(jnp.ones((4, 10, 8))).shape
-      (10, 32)
-    """
+    """Undo `SplitHeads`: `(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`."""
 
     def forward(self, x: Float[Array, "*batch h t e"]) -> Float[Array, "*batch t d"]:
         moved = jnp.swapaxes(x, -3, -2)
@@ -87,10 +74,6 @@ class Positions(Bond):
 
     The declared sensitivity is 1, so that the mean of token and position embeddings has
     sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7). The true sensitivity is 0.
-
-    Examples:
-      >>> Positions().forward(jnp.array([7, 7, 7])).tolist()
-      [0, 1, 2]
     """
 
     def forward(self, x: Int[Array, "*batch t"]) -> Int[Array, "*batch t"]:
@@ -106,10 +89,6 @@ class RoPE(Bond):
 
     Attributes:
       base: the slowest rotation has a period of about `2 pi base` tokens.
-
-    Examples:
-      >>> RoPE().forward(jnp.ones((10, 8))).shape
-      (10, 8)
     """
 
     base: float = 10_000.0

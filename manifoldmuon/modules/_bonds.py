@@ -16,12 +16,7 @@ from manifoldmuon.modules._module import Bond
 
 @dataclasses.dataclass(frozen=True)
 class Abs(Bond):
-    """The magnitude of every entry, with second derivative zero except at the kink.
-
-    Examples:
-      >>> Abs().forward(jnp.array([-1.0, 2.0]))
-      Array([1., 2.], dtype=float32)
-    """
+    """The magnitude of every entry, with second derivative zero except at the kink."""
 
     entry: ClassVar = ("abs",)
 
@@ -113,12 +108,7 @@ class GroupSort(Bond):
 
 @dataclasses.dataclass(frozen=True)
 class MeanSubtract(Bond):
-    """The input minus its mean over the last axis.
-
-    Examples:
-      >>> MeanSubtract().forward(jnp.array([1.0, 3.0]))
-      Array([-1.,  1.], dtype=float32)
-    """
+    """The input minus its mean over the last axis."""
 
     entry: ClassVar = ("mean_subtract",)
 
@@ -133,10 +123,6 @@ class RMSDivide(Bond):
     The sensitivity is `1 / ||x||_RMS` and the sharpness `2/sqrt(3) / ||x||_RMS**2`, so that the
     declared values, 1 and `2/sqrt(3)`, hold for inputs of RMS norm at least 1. Layer normalisation
     without gain or bias is `RMSDivide() @ MeanSubtract()`.
-
-    Examples:
-      >>> RMSDivide().forward(jnp.array([3.0, -3.0]))
-      Array([ 1., -1.], dtype=float32)
     """
 
     gamma: ClassVar[float] = 2 / math.sqrt(3)
@@ -158,10 +144,6 @@ class AveragePool(Bond):
     Attributes:
       rows: height of the output in pixels; must divide the input's height.
       columns: width of the output in pixels; must divide the input's width.
-
-    Examples:
-      >>> AveragePool(2, 2).forward(jnp.ones((8, 6, 3))).shape
-      (2, 2, 3)
     """
 
     rows: int = 1
@@ -188,10 +170,6 @@ class Flatten(Bond):
 
     Attributes:
       axes: number of axes to merge; 3 for images.
-
-    Examples:
-      >>> Flatten().forward(jnp.ones((5, 8, 6, 3))).shape
-      (5, 144)
     """
 
     axes: int = 3

@@ -40,10 +40,6 @@ class Param(Module):
       ndim: trailing axes of a weight; None: the axes of a point of the manifold.
       atom: the equivalent layer of this package, such as `Linear(10, 256)`, for the weight in the
         layout of `with_axes`; None if not needed. The atom's own manifold and mass are ignored.
-
-    Examples:
-      >>> Param("0/weight", mm.manifolds.Stiefel(), atom=Linear(2, 4)).describe()
-      "Param '0/weight' on Stiefel"
     """
 
     path: str

@@ -342,10 +342,6 @@ class Compose(_Several):
 
     Attributes:
       modules: the modules in the order of application, the reverse of the order in `@`.
-
-    Examples:
-      >>> len((Linear(2, 8) @ ReLU() @ Linear(8, 4)).modules)
-      3
     """
 
     @property
@@ -467,10 +463,6 @@ class Bond(Module):
 
     By default the sensitivity is 1, and `gamma`, the bound on the second derivative wherever it
     exists, is 0, as for piecewise linear maps.
-
-    Examples:
-      >>> ReLU().mass, ReLU().apply((), jnp.array([-1.0, 2.0])).tolist()
-      (0.0, [0.0, 2.0])
     """
 
     mass: ClassVar[float] = 0.0
@@ -519,10 +511,6 @@ class Add(Bond):
     """The sum of a tuple of inputs of equal shape; the norm of the tuple is the sum of norms.
 
     Nothing is broadcast: a copied entry would count several times in a Euclidean length.
-
-    Examples:
-      >>> Add().forward((jnp.ones(2), jnp.ones(2)))
-      Array([2., 2.], dtype=float32)
     """
 
     def forward(self, x: tuple[Any, ...]) -> Any:

@@ -40,10 +40,6 @@ class RootDim(ScaleRule):
 
     Attributes:
       gain: a positive factor.
-
-    Examples:
-      >>> RootDim().of((4,))
-      2.0
     """
 
     gain: float = 1.0

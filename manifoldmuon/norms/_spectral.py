@@ -50,10 +50,6 @@ class Spectral(Norm):
         not converged (Muon's five steps) returns directions with singular values around 1, and
         keeps the laws of `Norm` only to this accuracy.
       scale: the largest singular value of a weight of norm 1, a positive number or a rule.
-
-    Examples:
-      >>> round(float(Spectral().norm(jnp.array([[0.0, 2.0], [0.0, 0.0]]))), 4)
-      2.0
     """
 
     method: MsignMethod | None = None

@@ -41,10 +41,6 @@ class Frobenius(Norm):
       ndim: number of trailing axes of a weight: 2 for matrices (the default), 1 for biases and
         gains, 0 for scalars.
       scale: the length of a weight of norm 1, a positive number or a rule such as `RootDim()`.
-
-    Examples:
-      >>> float(Frobenius(ndim=1).norm(jnp.array([3.0, 4.0])))
-      5.0
     """
 
     ndim: int = 2
@@ -145,10 +141,6 @@ class MaxRowNorm(Norm):
         token that occurs once in a batch still moves if another token occurs a million times, and
         tokens stop 270 steps after their last gradient at momentum 0.95 (130 at 0.9). The law
         `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
-
-    Examples:
-      >>> float(MaxRowNorm().norm(jnp.array([[3.0, 4.0], [1.0, 0.0]])))
-      5.0
     """
 
     scale: float | ScaleRule = 1.0

@@ -102,7 +102,7 @@ def _warn_once(found: tuple[str, ...]) -> None:
         f"the geometry takes leading axes for independent copies: {', '.join(texts)}."
         " If they are copies, such as scanned layers or experts, declare them: manifold.stacked()."
         " If not, name the axes of fan-in and fan-out: manifold.with_axes(in_axes, out_axes), or"
-        " let manifoldmuon.frameworks.nnx.geometry (or linen, equinox, haiku) read the model.",
+        " let manifoldmuon.frameworks.nnx.geometry (or linen, equinox) read the model.",
         stacklevel=6,
     )
 

@@ -2,7 +2,6 @@
 
 from manifoldmuon.testing._manifold_laws import check_manifold
 from manifoldmuon.testing._meshes import check_inside_shard_map, check_sharding
-from manifoldmuon.testing._msign_laws import check_msign
 from manifoldmuon.testing._norm_laws import check_norm
 from manifoldmuon.testing._slopes import check_slopes, error_slope
 from manifoldmuon.testing._transformation_laws import check_transformation
@@ -10,7 +9,6 @@ from manifoldmuon.testing._transformation_laws import check_transformation
 __all__ = [
     "check_inside_shard_map",
     "check_manifold",
-    "check_msign",
     "check_norm",
     "check_sharding",
     "check_slopes",

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from manifoldmuon.bounds import NormBound, bound
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -262,8 +261,6 @@ MANIFOLDS = [
     (Linear(4, 6), Stiefel(2.0)),
     (Linear(4, 6), EmbeddingRows(0.7)),
     (Linear(4, 6), Grassmann(2.0)),
-    (Linear(4, 6), Isospectral((3.0, 1.0, 0.5, 0.2))),
-    (Linear(6, 4), Isospectral((3.0, 1.0, 0.5, 0.2))),
     (Linear(4, 6), SpectralSphere(2.0)),
     (Linear(4, 6), SpectralBall(0.5)),
     (Linear(6, 4), SpectralBand(0.5, 1.5, 2.0)),

@@ -13,7 +13,7 @@ from manifoldmuon import bounds
 from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NormBound, OneHot, bound
 from manifoldmuon.bounds._lipschitz_bounds import product
 from manifoldmuon.bounds._norm_bounds import factor_between
-from manifoldmuon.contrib import Householder, LocallyConnected, TwoTap
+from manifoldmuon.contrib import LocallyConnected, TwoTap
 from manifoldmuon.manifolds import Euclidean
 from manifoldmuon.modules import (
     GELU,
@@ -307,7 +307,6 @@ def test_entry_bound_bounds_matrix(norm):
         (lambda: bound(Linear(3, 5) @ Linear(6, 6)), r"expected 5 entries .* got 6\nat Linear\(3"),
         (lambda: bound(Conv2D(3, 5) @ Conv2D(6, 6)), "expected 5 entries .* got 6"),
         (lambda: bound(Bias(5) @ Linear(6, 6)), "expected 5 entries .* got 6"),
-        (lambda: bound(Householder(4) @ Linear(6, 6)), "expected 4 entries .* got 6"),
         (lambda: bound(TwoTap(4, 2) @ Linear(6, 6)), "expected 4 entries .* got 6"),
         (lambda: bound(Unembed(9, 5) @ Linear(6, 6)), "expected 5 entries .* got 6"),
         (lambda: bound(LocallyConnected((2,), 3, 5) @ Linear(6, 6)), "expected 5 entries"),

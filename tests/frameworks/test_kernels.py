@@ -6,7 +6,6 @@ from typing import Any
 
 import equinox as eqx
 import flax.linen as nn
-import haiku as hk
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +13,7 @@ import pytest
 from flax import nnx
 
 from manifoldmuon import optim
-from manifoldmuon.frameworks import equinox, haiku, linen
+from manifoldmuon.frameworks import equinox, linen
 from manifoldmuon.frameworks import nnx as nnx_reader
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import ConvRMSToRMS
@@ -53,20 +52,6 @@ def read_linen(kernel, groups, copies, convolutions):
     return linen.geometry(model, (x,), Stiefel(), convolutions=convolutions), params
 
 
-def read_haiku(kernel, groups, copies, convolutions):
-    def forward(x):
-        def layer(x):
-            conv: Any = (hk.Conv1D, hk.Conv2D, hk.Conv3D)[len(kernel) - 1]
-            return conv(CHANNELS, kernel, feature_group_count=groups, with_bias=False)(x)
-
-        stack: Any = hk.experimental  # type: ignore
-        return layer(x) if copies == 1 else stack.layer_stack(copies)(layer)(x)
-
-    model, x = hk.transform(forward), jnp.ones((1, *kernel, CHANNELS))
-    params = jax.eval_shape(model.init, KEY, x)
-    return haiku.geometry(model, (x,), Stiefel(), convolutions=convolutions), params
-
-
 def read_nnx(kernel, groups, copies, convolutions):
     def make(key):
         options: Any = {"feature_group_count": groups, "use_bias": False}
@@ -90,7 +75,7 @@ def read_equinox(kernel, groups, copies, convolutions):
     return equinox.geometry(model, Stiefel(), convolutions=convolutions, **where), params
 
 
-READERS = [read_linen, read_haiku, read_nnx, read_equinox]
+READERS = [read_linen, read_nnx, read_equinox]
 CASES = list(itertools.product(READERS, (1, 2, 3), (1, 2), (1, 7)))
 
 
@@ -143,20 +128,6 @@ def test_gates_of_linen_convolutional_lstm_are_matrices_of_their_own():
     rows = {row.path: row for row in optim.tabulate(found, params).rows}
     for path, channels in (("cell/ih/kernel", 5), ("cell/hh/kernel", 3)):
         assert (rows[path].copies, rows[path].fan_in, rows[path].fan_out) == (4, 4 * channels, 3)
-
-
-@pytest.mark.parametrize("dims", [1, 2, 3])
-def test_gates_of_haiku_convolutional_lstm_are_matrices_of_their_own(dims):
-    def forward(x):
-        make: Any = (hk.Conv1DLSTM, hk.Conv2DLSTM, hk.Conv3DLSTM)[dims - 1]
-        cell = make(input_shape=x.shape[1:-1], output_channels=3, kernel_shape=2)
-        return cell(x, cell.initial_state(1))
-
-    model, x = hk.transform(forward), jnp.ones((1, *(4,) * dims, 5))
-    found = haiku.geometry(model, (x,), Stiefel())
-    rows = optim.tabulate(found, jax.eval_shape(model.init, KEY, x)).rows
-    fans = [(row.copies, row.fan_in, row.fan_out) for row in rows if row.manifold]
-    assert fans == [(4, 2**dims * 3, 3), (4, 2**dims * 5, 3)]
 
 
 def test_manifold_of_kernels_for_matrices_raises():

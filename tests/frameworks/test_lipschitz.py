@@ -76,29 +76,6 @@ def linen(case, transposed):
     return lambda w, x: model.apply({"params": w}, x), params, entry, shape
 
 
-def haiku(case, transposed):
-    hk = pytest.importorskip("haiku")
-    read = pytest.importorskip("manifoldmuon.frameworks.haiku").geometry
-    kernel, stride, dilation, padding, groups = case
-    if padding == "CIRCULAR":
-        pytest.skip("Haiku has no circular padding")
-    axes, stride = len(kernel), stride if dilation == 1 else 1
-    shape = (1, *(6,) * axes, 2)
-
-    def layer(x):
-        if transposed:
-            return hk.ConvNDTranspose(axes, 1, kernel, stride, padding=padding, with_bias=False)(x)
-        return hk.ConvND(
-            axes, 2, kernel, stride, dilation, padding, False, feature_group_count=groups
-        )(x)
-
-    model = hk.without_apply_rng(hk.transform(layer))
-    ((name, params),) = model.init(jax.random.key(0), jnp.ones(shape)).items()
-    entry = read(model, (jnp.ones(shape),), SPACE)
-    entry = {n: entry[f"{name}/{n}"] for n in params}
-    return lambda w, x: model.apply({name: w}, x), params, entry, shape
-
-
 def equinox(case, transposed):
     eqx = pytest.importorskip("equinox")
     read = pytest.importorskip("manifoldmuon.frameworks.equinox").geometry
@@ -136,7 +113,7 @@ def nnx(case, transposed):
 
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("make", [linen, haiku, equinox, nnx])
+@pytest.mark.parametrize("make", [linen, equinox, nnx])
 def test_convolutions_have_norm_at_most_one(make, case, transposed):
     kernel, stride, dilation, padding, _ = case
     found = largest_norm(*make(case, transposed))

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from manifoldmuon.linalg import SVD
-from manifoldmuon.testing import check_msign
 from tests.broken import broken
+from tests.linalg.msign_laws import check_msign
 
 
 def is_zero(x):

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import pytest
 
 from manifoldmuon.linalg import DEFAULT_MSIGN, msign
-from manifoldmuon.testing import check_msign
 from tests.linalg.instances import METHODS, MethodCase
+from tests.linalg.msign_laws import check_msign
 
 
 @pytest.mark.slow_except("default", "muon", "svd")

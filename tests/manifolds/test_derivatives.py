@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere, Stiefel
 from manifoldmuon.manifolds.retractions import SoftCap
@@ -32,10 +31,6 @@ CASES = {
     "ball, at its boundary": (BALL, with_values(1, 1, 0.6, 0.3)),
     "soft cap": (SpectralBall(retraction=SoftCap(), solver=None), with_values(1, 0.9, 0.5, 0.1)),
     "band, at both edges": (SpectralBand(0.5, 2.0, solver=None), with_values(2, 1.9, 0.5, 0.5)),
-    "fixed values, equal and zero": (
-        Isospectral((2.0, 2.0, 0.5, 0.0), step_norm=Spectral(SVD())),
-        with_values(2, 2, 0.5, 0),
-    ),
 }
 
 RESOLVENTS = ManifoldCase("resolvents", Stiefel(solver=Resolvents()), (16, 6))

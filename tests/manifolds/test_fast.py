@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from manifoldmuon._internal.matrices.spectral import start_vector
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.linalg import BOUNDED_MSIGN, SVD
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -48,7 +47,6 @@ CHEAPER = [
     (Stiefel(solver=SkewPolar()), SHAPE),  # the default solver inverts matrices instead
     (Orthogonal(solver=SkewPolar()), (8, 8)),
     (Grassmann(2.0), SHAPE),
-    (Isospectral((8.0, 7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0)), SHAPE),
 ]
 
 

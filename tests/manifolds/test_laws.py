@@ -52,7 +52,6 @@ DOUBLE = [
     "orthogonal odd stack",
     "stiefel wide, scaled",
     "grassmann wide stack, by svd",
-    "isospectral, ties and zeros, by svd",
     "fixed Frobenius norm by spectral steps",
     "rows by spectral steps",
     "spectral sphere, wide stack, by svd",

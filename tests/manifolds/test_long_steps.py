@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon.contrib import ComplexStiefel, Isospectral
+from manifoldmuon.contrib import ComplexStiefel
 from manifoldmuon.manifolds import (
     Grassmann,
     Hypersphere,
@@ -28,7 +28,6 @@ LONG = {
     "rotations by QR": (Rotations(retraction=QR()), (4, 4)),
     "rotations by Cayley": (Rotations(retraction=Cayley()), (4, 4)),
     "complex": (ComplexStiefel(), (2, 4, 3)),
-    "spectrum": (Isospectral((2.0, 1.0, 0.5)), (5, 3)),
     "subspace": (Grassmann(), (6, 2)),
     "sphere": (Hypersphere(2.0), (3, 5)),
     "great circles": (Hypersphere(2.0, retraction=Geodesic()), (3, 5)),

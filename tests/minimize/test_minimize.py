@@ -21,15 +21,13 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.minimize import (
     LBFGS,
     Auto,
-    ConjugateGradient,
-    GradientDescent,
     Reason,
     TrustRegion,
     minimize,
 )
 from manifoldmuon.optim import manifold_muon, project_tangent
 
-METHODS = [LBFGS(), ConjugateGradient(), GradientDescent(), TrustRegion()]
+METHODS = [LBFGS(), TrustRegion()]
 WEIGHTS = np.array([1.0, 2.0])
 UNIT = np.eye(3)[0]
 
@@ -162,7 +160,7 @@ def test_trust_region_leaves_points_of_zero_curvature(cost, manifold, start, rea
 def test_leaving_the_manifold_is_reported():
     a, start = symmetric(29, 6, 6), orthonormal(30, 6, 2)
     off = Stiefel(retraction=Straight())
-    found = minimize(brockett, off, start, (a,), method=GradientDescent(), max_steps=20)
+    found = minimize(brockett, off, start, (a,), method=LBFGS(), max_steps=20)
     assert np.linalg.norm(found.point.T @ found.point - np.eye(2)) > 1e-5
     assert Reason(int(found.reason)) is Reason.OFF_SET
     assert int(found.steps) > 0
@@ -191,7 +189,7 @@ def test_leading_axes_are_a_product_manifold():
 
 
 @pytest.mark.slow_except("LBFGS")
-@pytest.mark.parametrize("method", [LBFGS(), TrustRegion()], ids=name_of)
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_vmap_of_starts_inside_jit(method):
     a = symmetric(10, 6, 6)
     starts = Hypersphere().project(jnp.asarray(np.random.default_rng(11).standard_normal((4, 6))))
@@ -248,19 +246,15 @@ def test_derivatives_of_captured_values():
     np.testing.assert_allclose(jax.jit(jax.grad(least))(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
 
 
-def test_stops_by_step_tolerance_and_max_steps():
-    a, start, method = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0], GradientDescent()
-
-    def run(max_steps: int, step_tolerance: float = 0.0):
-        options = {"method": method, "max_steps": max_steps, "step_tolerance": step_tolerance}
-        return minimize(rayleigh, Hypersphere(), start, (a,), **options)  # type: ignore[arg-type]
-
-    few, none, short = run(3), run(0), run(100, 1e-3)
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_stops_by_max_steps(method):
+    a, start = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0]
+    few, none = (
+        minimize(rayleigh, Hypersphere(), start, (a,), method=method, max_steps=n) for n in (3, 0)
+    )
     assert (int(few.steps), Reason(int(few.reason))) == (3, Reason.MAX_STEPS)
     assert int(none.steps) == 0
     np.testing.assert_array_equal(none.point, start)
-    assert Reason(int(short.reason)) is Reason.STEP
-    assert 1e-10 < float(short.gradient_norm) < 0.1
 
 
 def test_unreachable_tolerance_is_reported():
@@ -285,7 +279,7 @@ def test_invalid_starts_inside_jit_are_reported():
     starts = jnp.outer(jnp.array([1.0, 2.0, -1.0]), UNIT)
 
     def run(start):
-        cost, method = lambda x: jnp.log(x[0]) + x[1], GradientDescent()
+        cost, method = lambda x: jnp.log(x[0]) + x[1], LBFGS()
         return minimize(cost, Hypersphere(), start, method=method, max_steps=2)
 
     found = jax.jit(jax.vmap(run))(starts)
@@ -359,7 +353,7 @@ def least_squares(x, a, b):
 
 @pytest.mark.parametrize("scale", [1.0, 1e6], ids=["unit", "large"])
 @pytest.mark.parametrize("noise", [0.0, 1.0], ids=["zero", "nonzero"])
-@pytest.mark.parametrize("method", [LBFGS(), TrustRegion()], ids=name_of)
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_float32_least_squares_reaches_rounding(method, noise, scale):
     """A gradient of 1e-4 of the first leaves errors of 1e-3; large x, small a: no step at all."""
     rng = np.random.default_rng(40)

@@ -10,7 +10,6 @@ import optax
 
 from manifoldmuon import contrib, optim
 from manifoldmuon._internal.trees.paths import path_string
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Euclidean,
@@ -98,10 +97,9 @@ OTHER_GEOMETRY = {
     "code": Euclidean(L1ToRMS()),
     "scalar": Euclidean(Frobenius(ndim=0)),
 }
-SETS = {"space": (6, 2), "spectrum": (4, 2), "fixed": (2, 4, 2)}
+SETS = {"space": (6, 2), "fixed": (2, 4, 2)}
 SET_GEOMETRY = {
     "space": Grassmann(),
-    "spectrum": Isospectral((2.0, 0.5)),
     "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()).stacked(),  # multipliers are carried
 }
 

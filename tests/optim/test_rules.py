@@ -1,6 +1,6 @@
 """Composed rules: one visit gives the updates of a chain, and a program of the size of one."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,7 +82,7 @@ def test_state_of_a_transformation_is_kept_by_path():
         count_visits, Hypersphere(), Seen, lambda m, shape: (jnp.zeros(shape[:-1]),)
     )
     params = {"w": jnp.eye(3)}
-    state = tx.init(params)
+    state: Any = tx.init(params)
     for _ in range(2):
         _, state = tx.update(params, state, params)
     assert state.seen["w"].tolist() == [2.0, 2.0, 2.0]

@@ -80,7 +80,7 @@ def test_blocks_are_trained_as_separate_parameters(layers, name):
 
 def test_blocks_are_layers_of_automatic_gradient_descent():
     whole = {"qkv": Layout(-2, -1, out_blocks=LENGTHS), "out": Layout(-2, -1)}
-    parts = dict.fromkeys(("q", "k", "v", "out"), Layout(-2, -1))
+    parts: Any = dict.fromkeys(("q", "k", "v", "out"), Layout(-2, -1))
     start, grads = optim.init_semi_orthogonal(whole, jax.random.key(0), drawn(0)), drawn(7)
     for part in list(cut(start).values())[:3]:
         m, n = part.shape  # (in, out)

@@ -266,13 +266,11 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
     net: Module = modules.Identity()
 
     def linear(m: int, n: int) -> Module:
-        values = tuple(np.linspace(1.5, 0.5, min(m, n)).tolist())
         manifolds = [
             Stiefel(FanRatio()),
             Euclidean(Spectral(scale=FanRatio())),
             SpectralBall(FanRatio()),
             SpectralBand(0.5, 1.5),
-            contrib.Isospectral(values),
             Hypersphere(FanRatio(), ndim=2),
             EmbeddingRows(0.5),
         ]
@@ -287,13 +285,11 @@ def random_network(seed: int) -> tuple[Module, tuple[int, ...], NormBound]:
         kinds: list[tuple[Module, tuple[int, ...]]] = [(module, at) for module in first]
         kinds += 4 * [(linear(m, d), (*at[:-1], m))]
         block = 0.5 * modules.Identity() + 0.5 * (linear(d, d) @ modules.Abs())
-        atoms = [modules.Bias(d), contrib.Householder(d), contrib.TwoTap(d, d // 2, int(half))]
+        atoms = [modules.Bias(d), contrib.TwoTap(d, d // 2, int(half))]
         kinds += [(module, at) for module in (*atoms, block)]
-        kinds += [(contrib.SwapAxes(), (*at[:-2], d, at[-2]))]
         if len(at) == 4 and at[1] % 2 == at[2] % 2 == 0 and d < 8:
             small = (at[0], at[1] // 2, at[2] // 2)
             kinds += [
-                (contrib.NormPool(2), (*small, d)),
                 (contrib.SpaceToDepth(2), (*small, 4 * d)),
                 (modules.AveragePool(*small[1:]), (*small, d)),
                 (contrib.Shift(), at),

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from hypothesis import strategies as st
 
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Grassmann,
@@ -40,17 +39,13 @@ MATRICES = {
     "SpectralSphere": SpectralSphere(8.0),
     "SpectralBall": SpectralBall(3.0),
     "SpectralBand": SpectralBand(0.5, 2.0),
-    "Isospectral": Isospectral((3.0, 2.0, 1.0, 0.4), step_norm=Spectral(scale=3.0)),
-    "Isospectral, ties and zeros": Isospectral((2.0, 2.0, 0.5, 0.0)),
     "Hypersphere, spectral steps": Hypersphere(3.0, ndim=2, step_norm=Spectral()),
     "EmbeddingRows, spectral steps": EmbeddingRows(step_norm=Spectral()),
     "SpectralBall, Frobenius steps": SpectralBall(2.0, step_norm=Frobenius()),
     "SpectralBand, Frobenius steps": SpectralBand(0.5, 2.0, step_norm=Frobenius()),
     "SpectralBall, steps by entries": SpectralBall(step_norm=MaxAbs()),
     "SpectralBand, steps by rows": SpectralBand(0.5, 2.0, step_norm=MaxRowNorm(threshold=0.0)),
-    "Isospectral, nearly tied": Isospectral((1.0, 1 - 1e-4, 0.5, 2e-3)),
     "Grassmann, for training": Grassmann().for_training(),
-    "Isospectral, for training": Isospectral((3.0, 2.0, 1.0, 0.4)).for_training(),
     "SpectralSphere, for training": SpectralSphere(8.0).for_training(),
     "Hypersphere, for training": Hypersphere(3.0, ndim=2, step_norm=Spectral()).for_training(),
     "EmbeddingRows, for training": EmbeddingRows(step_norm=Spectral()).for_training(),
@@ -73,8 +68,6 @@ RESIDUALS = {
     # Inverse roots magnify the normal part that rounding leaves in low-rank gradients.
     "Stiefel, ProjectedPolar()": 1e-3,
     "Stiefel, Resolvents()": 1e-4,
-    # Rounding rotates singular vectors by up to this.
-    "Isospectral, nearly tied": 1e-3,
 }
 OF_FLOAT64 = 1e-2
 
@@ -140,8 +133,6 @@ def cases(manifolds=(*MATRICES, *ROWS), shapes=SHAPES, dtypes=DTYPES) -> st.Sear
             m = n
         elif case.manifold.startswith("Grassmann") and m == n:
             n = n - 2
-        elif case.manifold.startswith("Isospectral"):
-            m, n = (m + 4, 4) if m >= n else (4, n)
         return case._replace(shape=(*batch, m, n))
 
     kinds = ("normal", "normal", "inward", "inward", "low rank", "zero", "NaN", "infinite")

@@ -48,7 +48,6 @@ WEIGHTS: dict[str, dict[str, tuple[Manifold, tuple[int, ...]]]] = {
         "sphere": (SpectralSphere(2.0), (5, 4)),
         "ball": (SpectralBall(), (5, 4)),
         "band": (SpectralBand(0.5, 2.0), (4, 4)),
-        "spectrum": (MATRICES["Isospectral, ties and zeros"], (5, 4)),
         "fixed": (MATRICES["Hypersphere, spectral steps"], (4, 3)),
         "table": (MATRICES["EmbeddingRows, spectral steps"], (5, 3)),
         "up": (low_rank((6, 5), 2)["B"], (6, 2)),
@@ -184,7 +183,7 @@ def _turned_by_rounding(manifold: Manifold, point: np.ndarray) -> float:
 
 
 DRIFTING = ("Stiefel", "Orthogonal", "Grassmann", "SpectralSphere", "SpectralBall", "SpectralBand",
-            "Isospectral", "Hypersphere, spectral steps", *ROWS)  # fmt: skip
+            "Hypersphere, spectral steps", *ROWS)  # fmt: skip
 
 
 def check_bounds(networks: range, sets: tuple[str, ...] = DRIFTING) -> dict[str, dict[str, float]]:

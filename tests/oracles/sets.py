@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.contrib import Isospectral
 from manifoldmuon.manifolds import (
     EmbeddingRows,
     Grassmann,
@@ -24,7 +23,6 @@ from studies.stiefel_problems import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150
-_TIED = 1e-6  # same as in `Isospectral`
 
 
 def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
@@ -53,17 +51,6 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
         return lambda x: u @ (u.T @ x)
     if isinstance(manifold, SpectralSphere):
         return lambda x: np.outer(u[:, 0], vt[0]) * (u[:, 0] @ x @ vt[0])
-    if isinstance(manifold, Isospectral):
-        values = np.asarray(manifold.singular_values) / manifold.singular_values[0]
-        tied, gone = np.abs(values[:, None] - values) < _TIED, values < _TIED
-
-        def of_values(x: np.ndarray) -> np.ndarray:
-            inner = u.T @ x @ vt.T
-            kept = np.where(gone[:, None] & gone, inner, np.where(tied, _sym(inner), 0))
-            outside = (x - u @ (u.T @ x)) @ vt.T * gone
-            return (u @ kept + outside) @ vt
-
-        return of_values
     if not isinstance(manifold, SpectralBall | SpectralBand):
         raise TypeError(f"normal_at does not support {manifold}")
     low, high = _edges(manifold)
@@ -176,8 +163,6 @@ def unit_of(norm: Any, weight: np.ndarray) -> float:
 
 
 def _scale(manifold: Any, point: np.ndarray) -> float:
-    if isinstance(manifold, Isospectral):
-        return manifold.singular_values[0]
     return scale_of(manifold.scale, point.shape)
 
 

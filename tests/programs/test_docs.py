@@ -256,6 +256,7 @@ _HOST_MEMORY = pytest.mark.skipif(
         "docs/coming-from.md",
         "docs/constrain-a-transformer.md",
         "docs/critics.md",
+        "docs/faq.md",
         "docs/fine-tune.md",
         "docs/flows.md",
         "docs/getting-started.md",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon.bounds import bound
-from manifoldmuon.contrib import NormPool, SpaceToDepth, orthogonal_conv2d
+from manifoldmuon.contrib import SpaceToDepth, orthogonal_conv2d
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
 from manifoldmuon.modules import (
     Abs,
@@ -136,7 +136,7 @@ def test_radii_are_in_image_units(rng):
 
 
 def test_radii_without_linear_head(rng):
-    net = Flatten(3) @ NormPool(2) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
+    net = Flatten(3) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
     net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
     x = images(rng, 20, 4, 4, 3)
     params = weights_of(net)

@@ -87,18 +87,17 @@ def layer(rng: Rng, forgery: Forgery) -> dict[str, Any]:
         return name
 
     n = choice(rng, [2, 3, 4, 6, 8, 12])
-    plain = choice(rng, ["identity", "abs", "relu", "mean_subtract", "swap_axes"])
+    plain = choice(rng, ["identity", "abs", "relu", "mean_subtract"])
     makers: list[Callable[[], dict[str, Any]]] = [
         *[lambda: {"kind": plain}] * 5,
         lambda: {"kind": "flatten", "axes": few()},
         lambda: {"kind": "group_sort", "size": few()},
         lambda: {"kind": "scale", "factor": choice(rng, [-1, 0, 0.5, 0.999, 1.001, 2, 1e9])},
-        lambda: {"kind": choice(rng, ["space_to_depth", "norm_pool"]), "side": few()},
+        lambda: {"kind": "space_to_depth", "side": few()},
         lambda: {"kind": "average_pool", "rows": few(), "columns": few()},
         lambda: {"kind": "shift", "pixels": int(rng.integers(-3, 4))},
         lambda: {"kind": "bias", "weight": array(n)},
         lambda: {"kind": "linear", "weight": array(n, n)},
-        lambda: {"kind": "householder", "weight": array(n // 2, 2)},
         lambda: {"kind": "two_tap", "weight": array(n, few()), "axis": -2, "offset": few()},
         lambda: {"kind": "locally_connected", "weight": array(2, n, n), "axes": 1},
     ]
@@ -293,13 +292,12 @@ def networks() -> dict[str, tuple[Module, tuple[int, ...]]]:
     block = GroupSort(2) @ Bias(8) @ Linear(8, 8, Orthogonal())
     perceptron = (
         Bias(3) @ Linear(3, 8, Stiefel()) @ modules.residual(block, 2)
-        @ contrib.Householder(8) @ Bias(8) @ Linear(8, 12, Stiefel())
+        @ GroupSort(4) @ Bias(8) @ Linear(8, 12, Stiefel())
     )  # fmt: skip
-    blocks = modules.residual(contrib.Householder(12) @ Linear(12, 12, Orthogonal()), 2)
+    blocks = modules.residual(GroupSort(2) @ Linear(12, 12, Orthogonal()), 2)
     local = contrib.LocallyConnected((2, 2), 12, 12, Orthogonal())
     first = contrib.Shift() @ local @ contrib.orthogonal_conv2d(12, 2) @ Bias(12)
-    tokens = contrib.SwapAxes() @ Linear(2, 2, Orthogonal()) @ contrib.SwapAxes()
-    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1)) @ contrib.NormPool(1) @ tokens
+    pool = modules.Flatten(3) @ (2**0.5 * modules.AveragePool(2, 1))
     head = Bias(4) @ Linear(4, 24, Stiefel()) @ modules.GroupSort(3)
     image = head @ pool @ blocks @ first @ contrib.SpaceToDepth(2)
     return {"perceptron": (perceptron, (12,)), "image": (image, (4, 4, 3))}

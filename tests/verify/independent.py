@@ -99,11 +99,6 @@ def _layer(kind: str, entry: Any, x: np.ndarray, w: Any) -> np.ndarray:
     if kind == "group_sort":
         groups = x.reshape(*x.shape[:-1], entry["size"], -1)
         return (-np.sort(-groups, axis=-2)).reshape(x.shape)
-    if kind == "householder":
-        z = np.stack([x[..., : n // 2], x[..., n // 2 :]], axis=-1)
-        inner = np.minimum(np.sum(z * w, axis=-1, keepdims=True), 0)
-        z = z - 2 * inner * w
-        return np.concatenate([z[..., 0], z[..., 1]], axis=-1)
     if kind == "abs":
         return abs(x)
     if kind == "relu":
@@ -114,17 +109,13 @@ def _layer(kind: str, entry: Any, x: np.ndarray, w: Any) -> np.ndarray:
         return x - x.sum(-1, keepdims=True) / n
     if kind == "flatten":
         return x.reshape(*x.shape[: x.ndim - entry["axes"]], -1)
-    if kind == "swap_axes":
-        return np.moveaxis(x, -1, -2)
-    if kind in ("space_to_depth", "norm_pool", "average_pool"):
+    if kind in ("space_to_depth", "average_pool"):
         rows, columns = x.shape[-3:-1]
         side = entry.get("side")
         p, q = (side, side) if side else (rows // entry["rows"], columns // entry["columns"])
         parts = [x[..., i::p, j::q, :] for i in range(p) for j in range(q)]
         if kind == "space_to_depth":
             return np.concatenate(parts, axis=-1)
-        if kind == "norm_pool":
-            return np.sqrt(sum(part * part for part in parts))
         return np.asarray(sum(parts)) / len(parts)
     if kind == "shift":
         by, parts = entry["pixels"], np.array_split(x, 5, axis=-1)
@@ -154,8 +145,6 @@ def constant(
             found *= np.max(np.linalg.svd(w, compute_uv=False))
         elif kind == "scale":
             found *= abs(float(entry["factor"]))
-        elif kind == "householder":
-            found *= max(1.0, 2 * np.max(np.sum(w**2, axis=1)) - 1)
         elif kind == "two_tap":
             found *= max(1.0, 2 * np.linalg.svd(w, compute_uv=False)[0] ** 2 - 1)
         elif kind == "average_pool":

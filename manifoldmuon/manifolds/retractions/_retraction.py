@@ -30,10 +30,6 @@ class Retraction(Value, abc.ABC):
         of its spectral norm. By default 8, where a polar retraction has turned by 83 of 90 degrees,
         and rounding leaves 32 times eps.
       wide: whether `retract` also takes wide matrices, which saves transposing them.
-
-    Examples:
-      >>> [(kind.__name__, kind().order) for kind in (Polar, QR, Normalize)]
-      [('Polar', 2), ('QR', 1), ('Normalize', 2)]
     """
 
     points: ClassVar[tuple[str, ...]] = ("orthonormal matrices",)

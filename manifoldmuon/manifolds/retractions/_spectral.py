@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.matrices.arrays import (
     Matrices,
     Numbers,
@@ -19,6 +18,9 @@ from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, larges
 from manifoldmuon._internal.matrices.spectral import spectral_bound
 from manifoldmuon.linalg import MsignMethod, positive_part
 from manifoldmuon.manifolds.retractions._retraction import Retraction
+
+# Each iteration nearly doubles a small singular value.
+_MAX_ITERATIONS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +37,6 @@ class Clip(Retraction):
         to a fraction f of the largest leaves points within about f / 4 of the set. Its error also
         moves interior points, more in a wider band: `TRAINING_MSIGN` by a thousandth in a ball and
         by tenths between 1/3 and 3, where only a converging method will do.
-      max_iterations: the limit of the inverse root, as in `Polar`; each iteration nearly doubles a
-        small singular value.
 
     Examples:
       >>> round(float(jnp.linalg.norm(Clip().clip(2 * jnp.eye(3)), 2)), 4)
@@ -46,12 +46,10 @@ class Clip(Retraction):
     points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
 
     method: MsignMethod | None = None
-    max_iterations: int = 40
 
     def __post_init__(self):
         if self.method is not None:
             MsignMethod.check("Clip.method", self.method)
-        check_fields(self, max_iterations="[1, inf)")
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self.clip(point + vector)
@@ -80,7 +78,7 @@ class Clip(Retraction):
         target = identity + side * part
         # As in `_polar_factor`: scale the middle to 1, where the iteration converges fastest.
         middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
-        root = inverse_sqrt_minus_one(target / middle - identity, self.max_iterations)
+        root = inverse_sqrt_minus_one(target / middle - identity, _MAX_ITERATIONS)
         return (x + product(x, root)) / jnp.sqrt(middle)
 
 

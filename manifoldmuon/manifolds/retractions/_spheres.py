@@ -19,10 +19,6 @@ class Normalize(Retraction):
 
     For a tangent step of length eta the divisor is `sqrt(1 + eta**2)`; the actual length is
     computed instead, so that errors do not accumulate over steps.
-
-    Examples:
-      >>> Normalize().retract(jnp.array([1.0, 0.0]), jnp.array([0.0, 0.0])).tolist()
-      [1.0, 0.0]
     """
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)

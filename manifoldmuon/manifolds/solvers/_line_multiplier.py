@@ -82,9 +82,6 @@ class LineMultiplier(WarmSolver):
       cold_start_steps: the number of further maps at a cold start. With at least two steps, also
         the limit of further maps at a warm start that is not yet close because the gradient has
         jumped.
-
-    Examples:
-      >>> sphere = mm.manifolds.SpectralSphere(solver=LineMultiplier(steps=3))
     """
 
     steps: int = 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +18,13 @@ from manifoldmuon._internal.matrices.arrays import (
     relative_gap,
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
-from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
+from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon.linalg import msign
 from manifoldmuon.norms import Norm, Spectral
 
 
 def euclidean_direction(
-    grad: Floats, tangent: Callable[[Any], Any], ndim: int, magnified: float = 1.0
+    grad: Floats, tangent: Callable[[Any], Any], ndim: int
 ) -> tuple[Floats, Floats, Floats]:
     """Return the normalised tangent part of each gradient: steepest in the Euclidean norm.
 
@@ -37,7 +36,6 @@ def euclidean_direction(
       grad: gradients at any scale, float32 or wider.
       tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
       ndim: number of trailing axes of a gradient.
-      magnified: factor by which the projection magnifies rounding errors.
 
     Returns:
       `(direction, gap, residual)`: unit or zero arrays, float32 or wider; the gap of each
@@ -54,7 +52,7 @@ def euclidean_direction(
     part = tangent(scaled)
     length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     unit = float(jnp.finfo(scaled.dtype).eps)
-    noise = 8 * magnified * unit * whole
+    noise = 8 * unit * whole
     significant = ~(length <= noise)
     # Project again: the first pass leaves a relatively large normal part in a small tangent part.
     direction = normalize(part, ndim)
@@ -72,8 +70,6 @@ def projected_direction(
     grad: Matrices,
     tangent: Callable[[Any], Any],
     norm: Norm,
-    magnified: float | None = None,
-    beyond: Callable[[Any], Any] | None = None,
 ) -> tuple[Matrices, Numbers, Numbers]:
     """Apply the duality map to the tangent part of each gradient.
 
@@ -87,11 +83,6 @@ def projected_direction(
       grad: gradients at any scale, float32 or wider.
       tangent: the orthogonal projection onto the tangent space, for arrays of moderate size.
       norm: the norm of steps; the caller applies its scale.
-      magnified: for other projections: factor by which they magnify rounding errors. They may
-        stretch the polar factor beyond norm 1, so the direction is shortened, and the gap includes
-        the loss.
-      beyond: the orthogonal projection onto further, possibly tangent directions; the gap counts
-        that part of the gradient as lost.
 
     Returns:
       `(direction, gap, residual)`: directions of norm at most 1 at unit scale, float32 or wider;
@@ -104,32 +95,20 @@ def projected_direction(
       >>> direction.round(3).tolist()
       [[0.7070000171661377, 0.7070000171661377], [0.0, 0.0]]
     """
-    scaled, _ = scale_to_unit_exponent(grad, 2)
-    lost = frobenius_norm(beyond(scaled)) if beyond else 0
     if not isinstance(norm, Spectral):
-        direction, gap, residual = euclidean_direction(grad, tangent, 2, magnified or 1.0)
-        if beyond:
-            value = inner_product(scaled, direction)
-            share = value / nonzero_or_one(jnp.hypot(value, lost))
-            gap = jnp.where(value == 0, gap, 1 - share + share * gap)
-        return direction, gap, residual
+        return euclidean_direction(grad, tangent, 2)
+    scaled, _ = scale_to_unit_exponent(grad, 2)
     part = tangent(scaled)
     length, whole = frobenius_norm(part), frobenius_norm(scaled)
     unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
-    unit = 2 * unit * magnified if magnified else unit
     significant = ~(length <= 8 * unit * whole)
     sign = msign(part, norm.method)
     direction = tangent(sign)
-    left = frobenius_norm(sign - direction)
-    if magnified:
-        most = jnp.minimum(jnp.maximum(spectral_bound(direction), 1), 1 + left)
-        direction = direction / expand_trailing(most, 2)
-    residual = left / max(side, 1)
+    residual = frobenius_norm(sign - direction) / max(side, 1)
     gained, missed = nuclear_parts(part, sign)
     # Bounds the nuclear norm of the rounding errors in the tangent part.
     noise = (side + 4) * unit * whole
-    upper = gained + missed + math.sqrt(side) * lost + noise
-    gap = relative_gap(upper, inner_product(part, direction) - noise)
+    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, gap, 1))
     residual = jnp.where(significant, residual, 0)
     return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual

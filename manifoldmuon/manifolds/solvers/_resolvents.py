@@ -70,9 +70,6 @@ class Resolvents(StiefelSolver):
 
     Raises:
       ValueError: a field out of range (see `zolotarev`).
-
-    Examples:
-      >>> stiefel = mm.manifolds.Stiefel(solver=Resolvents(poles=4, lower=1e-2))
     """
 
     poles: int = 8

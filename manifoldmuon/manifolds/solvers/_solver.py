@@ -130,10 +130,6 @@ class Solver(Value, abc.ABC):
     | `LineMultiplier` | normal space a line | any |
     | `BarzilaiBorwein` | normal space linear | any with a smooth duality map |
     | `DouglasRachford` | any, also with a boundary | any with an exact projection |
-
-    Examples:
-      >>> isinstance(ClosedForm(), Solver)
-      True
     """
 
     def init(self, shape: tuple[int, ...], axes: int = 2) -> Any:
@@ -163,10 +159,6 @@ class StiefelSolver(Solver):
 
     Takes the points: tall or wide, with orthonormal columns or rows. Points and gradients are
     float32 or wider. The norm is always `Spectral()`.
-
-    Examples:
-      >>> [isinstance(solver, StiefelSolver) for solver in (SkewPolar(), DouglasRachford())]
-      [True, False]
     """
 
 

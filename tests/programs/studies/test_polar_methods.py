@@ -3,8 +3,8 @@
 import jax
 import pytest
 
-from manifoldmuon.testing import check_msign
 from studies.polar_methods import QDWH, GramEigh, InverseRoot
+from tests.linalg.msign_laws import check_msign
 
 
 @pytest.mark.parametrize("method", [QDWH(), GramEigh(), InverseRoot()], ids=repr)

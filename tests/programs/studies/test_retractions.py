@@ -2,13 +2,15 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.linalg
 
 from manifoldmuon.manifolds.retractions import Normalize, Polar
 from studies import run_study
-from studies.retractions.spaces import MATRIX, SPACES, SPHERE, Scalar
+from studies.retractions.spaces import MATRIX, SPACES, SPHERE, Analytic, Scalar
 from studies.retractions.study import RetractionLaboratory
 
 
@@ -31,6 +33,21 @@ def test_scalar_retraction_needs_equal_singular_values():
         moved = Scalar().retract(jnp.float32(w), jnp.float32(vector))
         distance = SPACES["orthogonal"].distance(np.asarray(moved))
         assert distance < 1e-5 if right else distance > 0.01
+
+
+def test_analytic_retraction_equals_polar_for_partial_isometries():
+    """For other directions it misses the set by O(eta^4)."""
+    rng = np.random.default_rng(1)
+    w = np.linalg.qr(rng.standard_normal((8, 3)))[0]
+    turn = w @ np.array([[0, -1, 0], [1, 0, 0], [0, 0, 0]])
+    moved = Analytic().retract(jnp.float32(w), jnp.float32(0.7 * turn))
+    np.testing.assert_allclose(moved, scipy.linalg.polar(w + 0.7 * turn)[0], atol=5e-7)
+    other = turn + 0.5 * np.linalg.qr(np.hstack([w, rng.standard_normal((8, 3))]))[0][:, 3:]
+    with jax.enable_x64(True):
+        moved = [Analytic().retract(jnp.asarray(w), jnp.asarray(eta * other)) for eta in (0.2, 0.1)]
+    misses = [SPACES["Stiefel"].distance(np.asarray(x)) for x in moved]
+    assert misses[1] > 1e-6
+    assert 3.8 < np.log2(misses[0] / misses[1]) < 4.2
 
 
 def test_first_retraction_is_default():

@@ -1,7 +1,5 @@
 """Check a method for msign against the laws of `MsignMethod`."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import NamedTuple
@@ -23,6 +21,15 @@ from manifoldmuon.testing._assertions import (
 )
 
 
+class HardMatrix(NamedTuple):
+    """A single matrix with singular values that are far apart or zero."""
+
+    name: str
+    x: np.ndarray
+    rank: int
+    condition: float
+
+
 class CheckedMsign(NamedTuple):
     """A method with random matrices, its answers, and the limits of its laws."""
 
@@ -33,15 +40,6 @@ class CheckedMsign(NamedTuple):
     orthogonality: float
     condition: float
     tolerance: float
-
-
-class HardMatrix(NamedTuple):
-    """A single matrix with singular values that are far apart or zero."""
-
-    name: str
-    x: np.ndarray
-    rank: int
-    condition: float
 
 
 def check_msign(
@@ -66,9 +64,6 @@ def check_msign(
     Raises:
       AssertionError: laws are broken; a line for each has its number in `MsignMethod`, its name and
         the size of the violation.
-
-    Examples:
-      >>> check_msign(mm.linalg.SVD(), (5, 3), jax.random.key(0))
     """
     check_value_object(method)
     x = jax.random.normal(key, shape)

@@ -1,8 +1,7 @@
-"""Line-search methods: L-BFGS, conjugate gradients, gradient descent."""
+"""L-BFGS with a line search."""
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
 
@@ -36,7 +35,7 @@ class _State(NamedTuple):
       low: longest length known to be too short, with the derivative `low_slope` there; `high` is
         the shortest known to be too long, `trial` the next to try, `trials` the number tried,
         -1 before the start is evaluated.
-      memory: memory of the method.
+      memory: the state of `optax.scale_by_lbfgs`.
     """
 
     point: Array
@@ -52,53 +51,39 @@ class _State(NamedTuple):
     memory: Any
 
 
-class LineSearch(Method):
-    """A method that moves along a direction until the Wolfe conditions hold.
+@dataclasses.dataclass(frozen=True)
+class LBFGS(Method):
+    """L-BFGS: quasi-Newton steps from the last few steps and changes of the gradient.
+
+    Riemannian L-BFGS (Huang, Gallivan and Absil 2015): the memory is moved to each new point by
+    projection. `optax.scale_by_lbfgs` does the recursion. Superlinear in practice; a step costs a
+    gradient and some inner products. For ill-conditioned problems, or gradients near rounding, take
+    `TrustRegion`.
 
     Each iteration of the loop tries a single point, for a cost with gradient, a retraction and a
-    projection: in a batch no problem waits for another's line search. Slopes at a trial use the
-    direction's tangent part. Where rounding hides the decrease, slopes alone decide (Hager and
-    Zhang 2005, approximate Wolfe conditions).
+    projection: in a batch no problem waits for another's line search. It accepts where the Wolfe
+    conditions hold; slopes at a trial use the direction's tangent part. Where rounding hides the
+    decrease, slopes alone decide (Hager and Zhang 2005, approximate Wolfe conditions).
+
+    Attributes:
+      memory: number of remembered steps.
     """
 
-    curvature: ClassVar[float]
+    memory: int = 10
+
+    curvature: ClassVar[float] = 0.9
     """How much of the slope may be left."""
 
     patience: ClassVar[int] = 10
     """Number of steps without progress that rounding alone explains."""
 
-    def init(self, point: Array) -> Any:
-        """Return the memory before the first step; empty by default."""
-        return ()
+    def __post_init__(self):
+        check_fields(self, memory="[1, inf)")
 
-    def vectors(self, memory: Any) -> list[Array]:
-        """Return matrices of tangent vectors, by rows, to be moved to the new point."""
-        return []
+    def _scale(self) -> optax.GradientTransformation:
+        return optax.scale_by_lbfgs(self.memory)
 
-    def move(
-        self,
-        problem: Problem,
-        point: Array,
-        step: Array,
-        new: Array,
-        euclidean: Array,
-        rows: list[Array],
-    ) -> tuple[Array, Array]:
-        """Return the Riemannian gradient at the new point, and vectors transported there.
-
-        Args:
-          problem: the cost and its manifolds.
-          point: the old point, where the vectors are tangent.
-          step: the step from the old to the new point.
-          new: the new point.
-          euclidean: Euclidean gradient at the new point.
-          rows: matrices of vectors, by rows.
-        """
-        moved = problem.project(new, jnp.concatenate([euclidean[None], *rows]))
-        return moved[0], moved[1:]
-
-    @abc.abstractmethod
-    def direction(
+    def _direction(
         self, memory: Any, gradient: Array, before: Array, step: Array, moved: list[Array]
     ) -> tuple[Array, Any]:
         """Return the next direction and the memory.
@@ -108,12 +93,20 @@ class LineSearch(Method):
           gradient: gradient at the new point.
           before: the last gradient, moved to the new point; zeros at first.
           step: the step, moved to the new point; zeros at first.
-          moved: `vectors(memory)`, moved to the new point.
+          moved: remembered steps and changes of the gradient, moved to the new point.
         """
-
-    def trial(self, state: _State, slope: Array) -> Array:
-        """Return the first length to try along a new direction with this slope."""
-        return jnp.ones_like(slope)
+        # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
+        memory = memory._replace(
+            params=jnp.zeros_like(step),
+            updates=before,
+            diff_params_memory=moved[0],
+            diff_updates_memory=moved[1],
+        )
+        bends = jnp.vdot(step, gradient - before) > 0
+        fresh = self._scale().init(step)
+        memory = jax.tree.map(lambda x, y: jnp.where(bends, x, y), memory, fresh)
+        scaled, memory = self._scale().update(gradient, memory, step)
+        return jnp.negative(scaled), memory  # pyright: ignore[reportArgumentType]
 
     def run(
         self, problem: Problem, start: Array, stop: Stop, progress: Progress
@@ -131,7 +124,7 @@ class LineSearch(Method):
             high=number + jnp.inf,
             trial=number,
             trials=jnp.full((), -1, jnp.int32),
-            memory=self.init(start),
+            memory=self._scale().init(start),
         )
 
         def turn(state: _State) -> _State:
@@ -144,11 +137,10 @@ class LineSearch(Method):
         step = state.trial * state.direction
         point = problem.retract(state.point, step)
         value, euclidean = jax.value_and_grad(problem.cost)(point)
-        vectors = self.vectors(state.memory)
-        rows = [x.reshape(-1, x.shape[-1]) for x in (state.gradient, step, *vectors)]
-        gradient, moved = self.move(problem, state.point, step, point, euclidean, rows)
-        (before, step), rest = moved[:2], moved[2:]
-        moved = [rest[i * len(x) : (i + 1) * len(x)] for i, x in enumerate(vectors)]
+        old = state.memory.diff_params_memory, state.memory.diff_updates_memory
+        vectors = jnp.stack([euclidean, state.gradient, step])
+        moved = problem.project(point, jnp.concatenate([vectors, *old]))
+        gradient, before, step = moved[:3]
 
         first = state.trials < 0
         progress = state.progress.in_units_of(gradient, value, stop)
@@ -166,19 +158,21 @@ class LineSearch(Method):
         accepted = first | (shorter & (flat | (state.trials > _MOST_TRIALS // 3)))
 
         def accept() -> _State:
-            direction, memory = self.direction(state.memory, gradient, before, step, moved)
+            direction, memory = self._direction(
+                state.memory, gradient, before, step, jnp.split(moved[3:], 2)
+            )
             new_slope = jnp.vdot(gradient, direction)
             # Restart with the negative gradient if this is not a descent direction.
             descends = new_slope < 0
             direction = jnp.where(descends, direction, -gradient)
             new_slope = jnp.where(descends, new_slope, -jnp.vdot(gradient, gradient))
-            fresh = self.init(point)
+            fresh = self._scale().init(point)
             memory = jax.tree.map(lambda x, y: jnp.where(descends, x, y), memory, fresh)
             # At most as long as the point (or 1): longer steps would go around the manifold.
             farthest = jnp.maximum(length(point), 1) / length(direction)
-            norm, walked = length(gradient), jnp.where(first, jnp.inf, length(step))
+            norm = length(gradient)
             new = progress._replace(steps=jnp.where(first, progress.steps, progress.steps + 1))
-            new = new.at(value, norm, walked, self.patience, stop)
+            new = new.at(value, norm, self.patience, stop)
             new.report(stop, ~first | (new.steps == 0))
             broken = first & ~(jnp.isfinite(value) & jnp.isfinite(norm))
             reason = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), new.reason)
@@ -191,7 +185,7 @@ class LineSearch(Method):
                 jnp.zeros_like(slope),
                 new_slope,
                 jnp.full_like(slope, jnp.inf),
-                jnp.minimum(self.trial(state, new_slope), farthest),
+                jnp.minimum(jnp.ones_like(slope), farthest),
                 jnp.zeros_like(state.trials),
                 memory,
             )
@@ -221,100 +215,3 @@ class LineSearch(Method):
             )
 
         return jax.lax.cond(accepted, accept, reject)
-
-
-@dataclasses.dataclass(frozen=True)
-class LBFGS(LineSearch):
-    """L-BFGS: quasi-Newton steps from the last few steps and changes of the gradient.
-
-    Riemannian L-BFGS (Huang, Gallivan and Absil 2015): the memory is moved to each new point by
-    projection. `optax.scale_by_lbfgs` does the recursion. Superlinear in practice; a step costs a
-    gradient and some inner products. For ill-conditioned problems, or gradients near rounding, take
-    `TrustRegion`.
-
-    Attributes:
-      memory: number of remembered steps.
-
-    Examples:
-      >>> LBFGS(memory=5)
-      LBFGS(memory=5)
-    """
-
-    memory: int = 10
-
-    curvature: ClassVar[float] = 0.9
-
-    def __post_init__(self):
-        check_fields(self, memory="[1, inf)")
-
-    def _scale(self) -> optax.GradientTransformation:
-        return optax.scale_by_lbfgs(self.memory)
-
-    def init(self, point: Array) -> Any:
-        return self._scale().init(point)
-
-    def vectors(self, memory: Any) -> list[Array]:
-        return [memory.diff_params_memory, memory.diff_updates_memory]
-
-    def direction(self, memory, gradient, before, step, moved):
-        # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
-        memory = memory._replace(
-            params=jnp.zeros_like(step),
-            updates=before,
-            diff_params_memory=moved[0],
-            diff_updates_memory=moved[1],
-        )
-        bends = jnp.vdot(step, gradient - before) > 0
-        fresh = self.init(step)
-        memory = jax.tree.map(lambda x, y: jnp.where(bends, x, y), memory, fresh)
-        scaled, memory = self._scale().update(gradient, memory, step)
-        return jnp.negative(scaled), memory  # pyright: ignore[reportArgumentType]
-
-
-@dataclasses.dataclass(frozen=True)
-class ConjugateGradient(LineSearch):
-    """Nonlinear conjugate gradients, with less memory than `LBFGS` and usually more steps.
-
-    The hybrid of Hestenes and Stiefel and of Dai and Yuan (2001), which restarts by itself; the
-    last step is moved to each new point by projection (Sato 2022).
-
-    Examples:
-      >>> ConjugateGradient()
-      ConjugateGradient()
-    """
-
-    curvature: ClassVar[float] = 0.1
-
-    def direction(self, memory, gradient, before, step, moved):
-        change = gradient - before
-        along = jnp.vdot(step, change)
-        most = jnp.minimum(jnp.vdot(gradient, change), jnp.vdot(gradient, gradient))
-        share = jnp.where(along > 0, jnp.maximum(most, 0) / along, 0)
-        return share * step - gradient, memory
-
-    def trial(self, state: _State, slope: Array) -> Array:
-        # The same first-order decrease as in the last step.
-        first = 1 / jnp.maximum(jnp.sqrt(-slope), 1)
-        same = state.trial * state.slope / slope
-        return jnp.where(same > 0, same, first)
-
-
-@dataclasses.dataclass(frozen=True)
-class GradientDescent(LineSearch):
-    """Gradient descent with line search, for comparison: `LBFGS` takes fewer steps.
-
-    Each search starts from the step length of Barzilai and Borwein (1988).
-
-    Examples:
-      >>> GradientDescent()
-      GradientDescent()
-    """
-
-    curvature: ClassVar[float] = 0.9
-
-    def direction(self, memory, gradient, before, step, moved):
-        change = gradient - before
-        along = jnp.vdot(step, change)
-        scale = jnp.where(along > 0, along / jnp.vdot(change, change), 1)
-        first = 1 / jnp.maximum(length(gradient), 1)
-        return -jnp.where(along > 0, scale, first) * gradient, memory
