@@ -44,6 +44,21 @@ def factors(model: nnx.Module, matrix: Manifold) -> Any:
     return geometry(model, None, overrides=overrides, wrt=nnx.LoRAParam)
 
 
+def flat(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keep the state as a list of arrays: Tunix cannot restore the `MaskedNode`s of Optax.
+
+    They are in the state of every optimizer that trains parameters by different rules, and Orbax
+    restores them as None.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        structure = jax.tree.structure(jax.eval_shape(tx.init, params))
+        updates, new = tx.update(updates, jax.tree.unflatten(structure, state), params)
+        return updates, jax.tree.leaves(new)
+
+    return optax.GradientTransformation(lambda params: jax.tree.leaves(tx.init(params)), update)
+
+
 def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
     """Return the mean cross-entropy of the unmasked next tokens."""
     losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -92,7 +107,7 @@ def train(run: Run) -> None:
         checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=run.save_every),
     )
     with mesh:
-        tx = optimizer(run.name, rate, spaces, optax.adamw(run.rate / 10))
+        tx = flat(optimizer(run.name, rate, spaces, optax.adamw(run.rate / 10)))
         trainer = Trainer(model, tx, config).with_loss_fn(loss_fn)
         trainer = trainer.with_gen_model_input_fn(
             lambda x: {"input_tokens": x.input_tokens, "input_mask": x.input_mask}

@@ -51,7 +51,7 @@ def test_report_kills_the_process_at_its_step(tmp_path):
 
 
 def test_different_steps_or_losses_are_apart():
-    assert runs._apart({0: 2.0, 1: -4.0}, {1: -3.0, 0: 2.0}) == 0.25
+    assert runs._apart({0: 4.0, 1: 2.0}, {1: 1.0, 0: 4.0}) == 0.25
     with pytest.raises(RuntimeError, match="steps \\[1\\] are in one run only"):
         runs._apart({0: 2.0, 1: 1.0}, {0: 2.0})
 
