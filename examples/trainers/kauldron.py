@@ -1,6 +1,6 @@
 """Kauldron: a classifier trained by `Trainer`, with its optimizer for the kernels.
 
-python -m examples.trainers.kauldron    # after pip install kauldron tensorflow
+python -m examples.trainers.kauldron    # after pip install kauldron tensorflow-cpu
 """
 
 import sys

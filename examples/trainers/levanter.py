@@ -1,6 +1,6 @@
 """Levanter: its own `train_lm`, with an optimizer for its configuration files.
 
-python -m examples.trainers.levanter    # after pip install --pre marin-levanter (Python 3.12)
+python -m examples.trainers.levanter    # after pip install 'marin-levanter>=0.2.dev0'
 
 Import this module in the program that starts Levanter's training; then a configuration has
 

@@ -1,6 +1,6 @@
 """MaxText: its own `pre_train` loop, with `opt_type: muon` by this package.
 
-python -m examples.trainers.maxtext    # after pip install 'maxtext[tpu]' (Python 3.12)
+python -m examples.trainers.maxtext    # after pip install 'maxtext[tpu]'
 
 MaxText computes the dimension numbers of Muon and the learning rate, and passes them to
 `optax_muon`, a name in `maxtext.optimizers.optimizers`. Another function with that name is all

@@ -1,6 +1,6 @@
 """Flax NNX, Grain and Orbax: a language model without a trainer.
 
-python -m examples.trainers.nnx    # after pip install '.[checkpoints,flax]' grain
+python -m examples.trainers.nnx    # after pip install flax grain orbax-checkpoint
 """
 
 import functools

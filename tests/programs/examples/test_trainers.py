@@ -91,6 +91,6 @@ def test_maxtext_tables_become_geometry():
     query, out = points["query"][:, 1].reshape(8, 8), points["out"][:, 1].reshape(8, 8)
     np.testing.assert_allclose(query.T @ query, jnp.eye(8), atol=1e-5)
     np.testing.assert_allclose(out.T @ out, jnp.eye(8), atol=1e-5)
-    wi = points["wi"][:, 2]  # (in, out), with 8 orthogonal rows of length sqrt(16 / 8)
-    np.testing.assert_allclose(wi @ wi.T, 2 * jnp.eye(8), atol=1e-5)
+    wi = points["wi"][:, 2]  # (in, out): orthonormal rows
+    np.testing.assert_allclose(wi @ wi.T, jnp.eye(8), atol=1e-5)
     assert points["norm"] is params["norm"]
