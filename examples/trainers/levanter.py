@@ -54,7 +54,7 @@ def _is_linear(node: Any) -> bool:
 
 def geometry(model: Any, matrix: Manifold) -> Any:
     """Return `matrix` for the weights of linear layers except `lm_head`, None for the rest."""
-    rules = {f"{path}/**": LaidOut(matrix, layout) for path, layout in layouts(model).items()}
+    rules: dict[Any, Any] = {f"{k}/**": LaidOut(matrix, x) for k, x in layouts(model).items()}
     return mm.optim.by_path(rules | {"**": None})
 
 

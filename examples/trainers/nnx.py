@@ -3,6 +3,8 @@
 python -m examples.trainers.nnx    # after pip install flax grain orbax-checkpoint
 """
 
+# pyright: reportMissingImports=false
+
 import functools
 import sys
 from typing import Any

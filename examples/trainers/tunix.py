@@ -85,7 +85,7 @@ def train(run: Run) -> None:
     class Trainer(peft_trainer.PeftTrainer):
         """A trainer that reports the losses."""
 
-        def _log_metrics(self, loss, step=None, additional_metrics=None):
+        def _log_metrics(self, loss, step: Any = None, additional_metrics=None):
             super()._log_metrics(loss, step, additional_metrics)
             run.report(step - 1, loss)
 
