@@ -31,7 +31,7 @@ from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import plan, plan_updates
-from manifoldmuon.optim.rules import Found, Given, direction, on_sphere, over_norm, then, unit
+from manifoldmuon.optim.rules import Found, Given, direction, on_sphere, over_norm, unit
 
 _checked = checked(rest=optional(one_of(optax.GradientTransformation)))
 
@@ -267,14 +267,17 @@ def muonh(
     base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
 
     def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
-        if not on_sphere(manifold):
-            return direction(manifold, point, update, {"dual": ()})
-        steepest, _ = direction(Euclidean(norm), point, update, {"dual": ()})
-        return over_norm(steepest, manifold.ndim), {}
+        own = Euclidean(norm) if on_sphere(manifold) else manifold
+        return direction(own, point, update, {"dual": ()})[0], {}
 
-    # A direction that is not zero has norm 1 or more, and needs no scaling.
-    move = msign if _is_one(radial) else then(msign, functools.partial(unit, radial=radial))
-    ball = norm_keeping("muonh", base, move, learning_rate, geometry, radius, budgets, stack=True)
+    def unit_direction(
+        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
+    ) -> Found:
+        # A direction that is not zero has norm 1 or more, and needs no scaling.
+        return (over_norm(upcast(update), manifold.ndim) if on_sphere(manifold) else update), {}
+
+    second = unit_direction if _is_one(radial) else functools.partial(unit, radial=radial)
+    ball = norm_keeping("muonh", base, msign, second, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 
@@ -334,7 +337,7 @@ def adamh(
     base = optax.scale_by_adam(b1, b2, eps)
     # Unlike gradients, Adam's updates have no denormal numbers worth the compile time of `unit`.
     move = unit_of_adam if _is_one(radial) else functools.partial(unit, radial=radial)
-    ball = norm_keeping("adamh", base, move, learning_rate, geometry, radius, budgets)
+    ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 
