@@ -40,7 +40,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.matrices.rounding import at_any_scale, bounded_step, stay_if_still
+from manifoldmuon._internal.matrices.rounding import bounded_step, keep_if_zero, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, check_scale
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
@@ -99,7 +99,7 @@ class _WithBoundary(BoundedSpectrum):
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         """Return the nearest displacement that stays in the set: at the boundary, on a cone."""
         normal = self._normal(point)
-        return at_any_scale(lambda v: v + normal(-v), vector, 2)
+        return scale_invariant(lambda v: v + normal(-v), vector, 2)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         if self.solver is None:
@@ -110,7 +110,7 @@ class _WithBoundary(BoundedSpectrum):
         scale = self._scale(point)
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         moved = self._returned(self._unit(point), step)
-        return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
+        return keep_if_zero(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""

@@ -30,9 +30,9 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import (
-    at_any_scale,
     bounded_step,
-    stay_if_still,
+    keep_if_zero,
+    scale_invariant,
     without,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
@@ -112,7 +112,7 @@ class Hypersphere(Manifold):
 
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
         unit = normalize(point, self.ndim)
-        return at_any_scale(lambda v: without(unit, v, self.ndim), vector, self.ndim)
+        return scale_invariant(lambda v: without(unit, v, self.ndim), vector, self.ndim)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         closed = self.norm.is_euclidean
@@ -134,7 +134,7 @@ class Hypersphere(Manifold):
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
         moved = radius * self.retraction.retract(unit, step)
-        return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
+        return keep_if_zero(point, vector, moved.reshape(point.shape), self.ndim)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         self.check_shape(shape)

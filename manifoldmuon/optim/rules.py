@@ -26,7 +26,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.matrices.rounding import never_fused, noise_share, stay_if_still
+from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
 from manifoldmuon._internal.trees.transformations import difference
 from manifoldmuon.manifolds import Hypersphere, Manifold
 
@@ -139,7 +139,7 @@ def unit(
     along = normalize(point, ndim).astype(vector.dtype)
     inner = expand_trailing(inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
-    part = vector - never_fused(removed * inner * along)
+    part = vector - without_fma(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
     noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
     rounded = frobenius_norm(part, ndim) <= noise
@@ -154,7 +154,7 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
     size = expand_trailing(given["radius"], ndim).astype(start.dtype)
     # Relative to the radius a weight has norm 1, so that squares neither over- nor underflow.
     moved = size * over_norm(start / size + update.astype(start.dtype), ndim)
-    return difference(stay_if_still(start, update, moved, ndim), point), {}
+    return difference(keep_if_zero(start, update, moved, ndim), point), {}
 
 
 def over_norm(x: jax.Array, ndim: int) -> jax.Array:

@@ -18,8 +18,8 @@ from manifoldmuon.testing._assertions import (
     normal,
     require,
     same_tree_of_shapes,
-    spoil,
     wide,
+    with_nan,
 )
 from manifoldmuon.testing._checked_manifold import (
     Answers,
@@ -297,17 +297,17 @@ def _check_unconstrained(case: CheckedManifold) -> None:
 
 def _check_copies(case: CheckedManifold) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    spoilt, second = spoil(case.grad), case.project(case.other)
-    points = np.stack([*[case.point] * 3, second, case.point, spoil(case.point)])
+    corrupted, second = with_nan(case.grad), case.project(case.other)
+    points = np.stack([*[case.point] * 3, second, case.point, with_nan(case.point)])
     # Not parallel to the points: several directions could be steepest, and rounding would choose.
     grads = np.stack(
-        [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
+        [case.grad, corrupted, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
     )
     # A copy with a zero step, or already on the set, must not stop the others.
     still = np.zeros_like(case.vector)
     # Near the points: where the nearest point is hardly unique, rounding would choose it.
     near, other = case.point + case.unit(case.vector) / 2, second + case.unit(case.grad) / 2
-    vectors = [near, spoilt, still, other, case.point, case.vector]
+    vectors = [near, corrupted, still, other, case.point, case.vector]
     vectors = np.stack([vector.astype(case.point.dtype) for vector in vectors])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731

@@ -22,8 +22,8 @@ from manifoldmuon.testing._assertions import (
     normal,
     require,
     same_tree_of_shapes,
-    spoil,
     wide,
+    with_nan,
 )
 from manifoldmuon.testing._checked_manifold import Values, jitted
 
@@ -247,9 +247,9 @@ def _check_fast(case: CheckedNorm) -> None:
 
 def _check_copies(case: CheckedNorm) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    ask, grad, weight, spoilt = case.ask, case.grad, case.weight, spoil(case.grad)
-    grads = np.stack([grad, spoilt, np.zeros_like(grad), 1e20 * case.other])
-    weights = np.stack([weight, spoilt, weight, case.other])
+    ask, grad, weight, corrupted = case.ask, case.grad, case.weight, with_nan(case.grad)
+    grads = np.stack([grad, corrupted, np.zeros_like(grad), 1e20 * case.other])
+    weights = np.stack([weight, corrupted, weight, case.other])
     stacked = ask(grads, weights)
     for index in (0, 2, 3):
         alone = ask(grads[index], weights[index])

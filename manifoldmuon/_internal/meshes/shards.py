@@ -85,7 +85,7 @@ def solve_sharded(mesh: Any, stacks: Sequence[Stack]) -> list[Any]:
     given = jax.lax.optimization_barrier(given) if wait else given
     found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
     found = jax.lax.optimization_barrier(found) if wait else found
-    return [plan.bring_back(x) for plan, x in zip(plans, found, strict=True)]
+    return [plan.gather(x) for plan, x in zip(plans, found, strict=True)]
 
 
 class _Plan(NamedTuple):
@@ -152,10 +152,10 @@ class _Plan(NamedTuple):
             tail, (cut, order) = x.shape[len(self.batch) :], self._cut()
             x = _pin(self.mesh, x, ()).reshape((*cut, *tail))
             x = x.transpose((*order, *range(len(cut), x.ndim))).reshape((-1, self.inner, *tail))
-            x = _deal(x, self.devices, self.first)
+            x = _assign(x, self.devices, self.first)
             for stage in self._stages():
                 x = _pin(self.mesh, x, self.stay, stage)
-            return self._exchange(_assemble, x) if self._travels(x) else x
+            return self._exchange(_assemble, x) if self._moves_between_devices(x) else x
 
         return jax.tree.map(send, arguments)
 
@@ -180,12 +180,12 @@ class _Plan(NamedTuple):
 
         return self._on_shards(solve, self.whole, self.whole)(*given)
 
-    def bring_back(self, found: Any) -> Any:
+    def gather(self, found: Any) -> Any:
         """Send results back to the positions of the arguments: undo `send`."""
 
-        def bring_back(x):
+        def gather(x):
             tail, (cut, order) = x.shape[2:], self._cut()
-            x = self._exchange(_disperse, x) if self._travels(x) else x
+            x = self._exchange(_disperse, x) if self._moves_between_devices(x) else x
             for stage in reversed(self._stages()):
                 x = _pin(self.mesh, x, self.stay, stage)
             x = _collect(x, self.inner, self.devices, self.first)
@@ -193,7 +193,7 @@ class _Plan(NamedTuple):
             x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
             return _pin(self.mesh, x.reshape((*self.batch, *tail)), ())
 
-        return jax.tree.map(bring_back, found)
+        return jax.tree.map(gather, found)
 
     def _cut(self) -> tuple[list[int], list[int]]:
         """Return leading axes split into (parts, length), and the order with all parts first."""
@@ -210,7 +210,7 @@ class _Plan(NamedTuple):
         whole_first = self.left or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
 
-    def _travels(self, x: jax.Array) -> bool:
+    def _moves_between_devices(self, x: jax.Array) -> bool:
         return bool(self.moved) and x.shape[2:] == self.matrix
 
     def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
@@ -302,7 +302,7 @@ def _solve_some(function: Callable[..., Any], count: Any, arguments: tuple[Any, 
     return jax.tree.map(lambda x: x[:, 0], jax.lax.map(solve, (indices, arguments)))
 
 
-def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
+def _assign(x: jax.Array, devices: int, first: int) -> jax.Array:
     """Return a stack with the same number of slots along its second axis for each device.
 
     Devices from `first` on get an extra matrix each until none is left. The other devices get a
@@ -321,7 +321,7 @@ def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
 
 
 def _collect(x: jax.Array, count: int, devices: int, first: int) -> jax.Array:
-    """Undo `_deal` of a stack with `count` entries along its second axis."""
+    """Undo `_assign` of a stack with `count` entries along its second axis."""
     outer, _, *matrix = x.shape
     each, left = divmod(count, devices)
     if not left:
