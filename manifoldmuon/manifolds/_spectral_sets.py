@@ -199,7 +199,7 @@ class SpectralBall(_WithBoundary):
         check_scale("SpectralBall.scale", self.scale)
         check_step_norm(self, Norm)
         check_retraction(self, "matrices of norm at most 1")
-        _check_boundary(self)
+        _check_boundary_fields(self)
 
     def for_training(self) -> "SpectralBall":
         # Not for bands, which need a sign that converges; see `Clip.method`.
@@ -245,7 +245,7 @@ class SpectralBand(_WithBoundary):
         check_fields(self, low="[0, inf)", high="(0, inf)")
         check_step_norm(self, Norm)
         check_kind(self, "retraction", Clip)
-        _check_boundary(self)
+        _check_boundary_fields(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
         if not self.low + 4 * self.active_tolerance < self.high:
@@ -269,7 +269,7 @@ def _inverse_root(excess: Squares) -> Squares:
     return (identity + root) / jnp.sqrt(middle)
 
 
-def _check_boundary(manifold: _WithBoundary) -> None:
+def _check_boundary_fields(manifold: _WithBoundary) -> None:
     check_kind(manifold, "solver", DouglasRachford, type(None))
     require_projection(manifold, manifold.solver)
     check_fields(manifold, active_tolerance="(0, 0.1)")

@@ -34,8 +34,8 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
+    to_unit_norm,
 )
 from manifoldmuon._internal.matrices.rounding import (
     keep_if_zero,
@@ -180,5 +180,5 @@ class SpectralSphere(BoundedSpectrum):
         """Return `u v^T` for the largest singular value."""
         unit = self._unit(point)
         _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
-        left = normalize(product(unit, right[..., None])[..., 0], 1)
+        left = to_unit_norm(product(unit, right[..., None])[..., 0], 1)
         return match_orientation(left[..., :, None] * right[..., None, :], point)

@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
-from manifoldmuon._internal.meshes.shards import Division, Stack, solve_sharded
+from manifoldmuon._internal.meshes.shards import Batch, Division, solve_sharded
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Geometry
@@ -141,7 +141,7 @@ def execute(
     for mesh, groups in meshes.items():
         stacks = [[leaves[i] for i in group] for group in groups]
         if mesh is None:
-            solved = [_solve(function, leaves) for leaves in stacks]
+            solved = [_solve_group(function, leaves) for leaves in stacks]
         else:
             solved = _solve_on_mesh(function, stacks, mesh, divide)
         for group, pairs in zip(groups, solved, strict=True):
@@ -160,7 +160,7 @@ def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _solve(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
+def _solve_group(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
     """Return update and second result of each leaf of a group."""
     return _scatter(function(group[0].weight.manifold, *_gather(group)), group)
 
@@ -301,7 +301,7 @@ def _solve_on_mesh(
             if owned[i]:
                 stack = _gather(own[i], stack=True)
                 ndim = stack[0].ndim - manifolds[i].ndim
-                stacks.append(Stack(solvers[i], ndim, stack, divisions[i]))
+                stacks.append(Batch(solvers[i], ndim, stack, divisions[i]))
         found = iter(solve_sharded(mesh, stacks) if stacks else ())
         for i, group in enumerate(own):
             answer = next(found) if owned[i] else solvers[i](*_gather(group))

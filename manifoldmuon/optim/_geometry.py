@@ -107,7 +107,7 @@ def _warn_once(found: tuple[str, ...]) -> None:
     )
 
 
-def check_geometry(name: str, geometry: Any) -> None:
+def check_geometry_argument(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, checked without parameters."""
     if is_function(geometry):
         return

@@ -14,9 +14,9 @@ from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.first_values import check_values, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
@@ -140,13 +140,13 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
-    size = expand_trailing(_measure(manifold, point, other)[1], manifold.ndim)
-    return (size * normalize(other, manifold.ndim)).astype(point.dtype)
+    size = expand_trailing(_norm_of(manifold, point, other)[1], manifold.ndim)
+    return (size * to_unit_norm(other, manifold.ndim)).astype(point.dtype)
 
 
 def distance_from_radius(manifold: Manifold, point: jax.Array, radius: jax.Array) -> jax.Array:
     """Return `| ||W|| / R - 1 |` of each point."""
-    return jnp.abs(_measure(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
+    return jnp.abs(_norm_of(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
 
 
 def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsState:
@@ -158,7 +158,7 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     abstract = any(isinstance(leaves[i], jax.ShapeDtypeStruct) for i in plan.real)
 
     def measure(tree: Any) -> dict[str, jax.Array]:
-        return map_leaves(_measure, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
+        return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
     found = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
     for weight in plan.weights:
@@ -197,7 +197,7 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
         )
 
 
-def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
+def _norm_of(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
     scaled, exponent = scale_to_unit_exponent(point, manifold.ndim)
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
 

@@ -100,7 +100,7 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
     paths = [weight.path for weight in found.weights]
     radii = dict.fromkeys(paths, ()) | _find_radii(state, found, params)
     _, sizes = map_leaves(
-        _measure, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
+        _drift, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
     )
     return {path: largest(sizes.get(path, zero)) for path in paths}
 
@@ -176,13 +176,13 @@ def monitor_scalars(
     }
 
 
-def _measure(
+def _drift(
     manifold: Manifold, point: jax.Array, _: jax.Array, radius: Any
 ) -> tuple[None, jax.Array]:
     if isinstance(radius, tuple):  # the state has no radius
-        return None, compiled(_distance, point)(manifold, point)
+        return None, compiled(_distance_float32, point)(manifold, point)
     return None, distance_from_radius(manifold, point, radius)
 
 
-def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
+def _distance_float32(manifold: Manifold, point: jax.Array) -> jax.Array:
     return manifold.distance(upcast(point)).astype(jnp.float32)

@@ -101,7 +101,7 @@ def normalize(
     def update_fn(updates, state, params=None, **extra_args):
         found = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        measure = functools.partial(_measure, iterations)
+        measure = functools.partial(_tangent_norm, iterations)
         trees = params, updates
         tangents, sizes = execute("normalize", found, measure, trees, given=state.vectors)
         lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)
@@ -121,7 +121,7 @@ def _init_vectors(weight: Weight, leaf: Any) -> Any:
     return weight.manifold.norm.init_vectors(weight.shape(leaf))
 
 
-def _measure(
+def _tangent_norm(
     iterations: PowerIterations,
     manifold: Manifold,
     point: jax.Array,

@@ -101,10 +101,10 @@ def optax_muon(
             nesterov=nesterov,
         ),
     }
-    both = optax.partition(parts, lambda params: _labels(dims, params))
+    both = optax.partition(parts, lambda params: _optimizer_labels(dims, params))
 
     def init_fn(params):
-        labels = jax.tree.leaves(_labels(dims, params))
+        labels = jax.tree.leaves(_optimizer_labels(dims, params))
         pairs, _ = jax.tree_util.tree_flatten_with_path(params)
         for label, (path, leaf) in zip(labels, pairs, strict=True):
             if label == "muon" and jnp.iscomplexobj(leaf):
@@ -185,7 +185,7 @@ def _scale_by_shape(dims: Any, consistent_rms: Any) -> optax.GradientTransformat
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
 
 
-def _spread(dims: Any, params: Any) -> Any:
+def _leaf_dims(dims: Any, params: Any) -> Any:
     """Return a list of dimension numbers, or None, for all parameters."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
@@ -200,13 +200,13 @@ def _is_dims(node: Any) -> bool:
     return node is None or isinstance(node, _Dims)
 
 
-def _labels(dims: Any, params: Any) -> Any:
-    names = ["adam" if d is None else "muon" for d in _spread(dims, params)]
+def _optimizer_labels(dims: Any, params: Any) -> Any:
+    names = ["adam" if d is None else "muon" for d in _leaf_dims(dims, params)]
     return jax.tree.unflatten(jax.tree.structure(params), names)
 
 
 def _geometry(dims: Any, tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
-    pairs = zip(_spread(dims, tree), leaves, strict=True)
+    pairs = zip(_leaf_dims(dims, tree), leaves, strict=True)
     entries = [LaidOut(_MATRIX, Layout.from_muon(d, ndim=x.ndim)) for d, x in pairs]
     return jax.tree.unflatten(treedef, entries)

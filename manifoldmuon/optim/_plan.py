@@ -126,7 +126,7 @@ def plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = Tr
     matched = match_geometry(geometry, params)
     if warn:
         warn_of_copies(matched, params)
-    found = _plan(matched)
+    found = _plan_weights(matched)
     if found.rest and not rest:
         raise ValueError(
             f"the geometry leaves {[found.paths[i] for i in found.rest]} to another optimizer"
@@ -137,7 +137,7 @@ def plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = Tr
 
 
 @functools.lru_cache(maxsize=512)
-def _plan(matched: Matched) -> Plan:
+def _plan_weights(matched: Matched) -> Plan:
     real = tuple([i for i in matched.real if matched.values[i] is not None])
     rest = tuple([i for i in matched.real if matched.values[i] is None])
     weights = []

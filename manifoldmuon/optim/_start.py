@@ -265,7 +265,7 @@ def _compiled_distances(**options: Any) -> Any:
     """Return a compiled function: the largest distance of each array from its manifold."""
 
     def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
-        _, found = map_leaves(_measure, list(entries), arrays, arrays)
+        _, found = map_leaves(_start_distance, list(entries), arrays, arrays)
         return [largest(found[str(i)]) for i in range(len(arrays))]
 
     return jax.jit(measure, static_argnums=0, compiler_options=options)
@@ -276,7 +276,7 @@ def _is_small(weight: Weight, leaf: Any) -> bool:
     return by_row or min(weight.shape(leaf)[-2:]) <= _LARGEST_SIDE
 
 
-def _measure(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
+def _start_distance(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
     if isinstance(manifold, EmbeddingRows):
         length = point.shape[-1]
         entry = scale_of(manifold.scale, (length,)) / math.sqrt(length)
@@ -292,7 +292,7 @@ def _estimate(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.A
     """
     edges = _edges(manifold)
     if edges is None:
-        return _measure(manifold, point, None)
+        return _start_distance(manifold, point, None)
     middle, low, high = edges
     unit = tall(upcast(point) / scale_of(manifold.scale, point.shape[-2:]))  # type: ignore
     gram = product(unit.mT, unit)

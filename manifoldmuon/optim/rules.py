@@ -22,9 +22,9 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
 from manifoldmuon._internal.trees.transformations import difference
@@ -134,16 +134,16 @@ def unit(
     if not on_sphere(manifold):
         return update, {}
     if isinstance(radial, int | float) and radial == 1:
-        return normalize(update, ndim), {}
+        return to_unit_norm(update, ndim), {}
     vector, _ = scale_to_unit_exponent(update, ndim)
-    along = normalize(point, ndim).astype(vector.dtype)
+    along = to_unit_norm(point, ndim).astype(vector.dtype)
     inner = expand_trailing(inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
     part = vector - without_fma(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
     noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
     rounded = frobenius_norm(part, ndim) <= noise
-    return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
+    return to_unit_norm(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
 
 
 def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
@@ -158,5 +158,5 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
 
 
 def over_norm(x: jax.Array, ndim: int) -> jax.Array:
-    """Return `x / ||x||` for `x` of moderate size, in a third of `normalize`'s compile time."""
+    """Return `x / ||x||` for `x` of moderate size, in a third of `to_unit_norm`'s compile time."""
     return x / expand_trailing(nonzero_or_one(frobenius_norm(x, ndim)), ndim)

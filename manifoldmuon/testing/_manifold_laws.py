@@ -26,11 +26,11 @@ from manifoldmuon.testing._checked_manifold import (
     CheckedManifold,
     ask_manifold,
     jitted,
-    largest,
+    max_size,
 )
 from manifoldmuon.testing._direction_laws import (
     check_nearly_normal,
-    check_scale,
+    check_scale_invariance,
     check_stays_near,
     check_steepest,
     check_warm,
@@ -194,7 +194,7 @@ def _check_random_points(case: CheckedManifold) -> None:
         one_sided = np.all(drawn > 0, axis=0) | np.all(drawn < 0, axis=0)
         # A side with a 20th of the points is left out by chance once in 1e8.
         require(law, not np.any(one_sided & (np.minimum(*sides) >= 4)), "one sign alone")
-    if largest(case.distance(-others[0])) > 10 * case.on_set:
+    if max_size(case.distance(-others[0])) > 10 * case.on_set:
         return
     # The set is symmetric, so the mean of uniform points vanishes. Laurent and Massart 2000,
     # Lemma 1: a square of the mean above this bound has the probability exp(-16).
@@ -369,9 +369,9 @@ def _check_short_dtype(case: CheckedManifold) -> None:
     rounded = case.ask(*(x.astype(np.float32) for x in short))
     for name in ("projected", "tangent", "direction", "moved"):
         exact = getattr(rounded, name)
-        largest = max(np.max(np.abs(exact)), 1e-30)
+        size = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
-        agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)
+        agree(law, wide(getattr(answers, name)) / size, exact / size, 2.0**-7)
 
 
 LAWS = (
@@ -382,7 +382,7 @@ LAWS = (
     (3, _check_tangent_space),
     (3, _check_boundary),
     (4, check_steepest),
-    (4, check_scale),
+    (4, check_scale_invariance),
     (4, check_nearly_normal),
     (5, _check_zero),
     (6, _check_retraction),

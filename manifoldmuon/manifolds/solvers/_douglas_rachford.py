@@ -19,7 +19,7 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
-    Problem,
+    TangentGradient,
     certified,
     shortened,
     without_normal,
@@ -100,7 +100,7 @@ def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
     return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
 
 
-def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
+def _on_cone(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     """Return `without_normal` with the rounding errors of a projection onto a cone.
 
     Projecting onto a cone takes a sign and some products more than onto a space. Rounding of the
@@ -111,7 +111,7 @@ def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
     return problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
 
 
-def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
+def _tangent_part(norm: Norm, normal: Normal, problem: TangentGradient) -> Floats:
     """Return the tangent part of the gradient at norm 1, orthogonal to the normal part.
 
     Moves inside a cone are feasible, so projecting again does not remove rounding errors along the
@@ -128,13 +128,13 @@ def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
     return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
 
 
-def _guaranteed_gain(problem: Problem, direction: Floats, ndim: int) -> Numbers:
+def _guaranteed_gain(problem: TangentGradient, direction: Floats, ndim: int) -> Numbers:
     noise = problem.noise * frobenius_norm(direction, ndim)
     return inner_product(problem.whole, direction, ndim) - noise
 
 
 def _ascent_direction(
-    norm: Norm, normal: Normal, problem: Problem, direction: Floats
+    norm: Norm, normal: Normal, problem: TangentGradient, direction: Floats
 ) -> tuple[Floats, Bool[Array, "*batch"]]:
     """Return the direction, or the tangent part if that surely gains more; and where neither gains.
 
