@@ -30,7 +30,7 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._transformation import by_weight, visit
 from manifoldmuon.optim.rules import keep_norm, on_sphere
 
@@ -98,11 +98,11 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        found = plan_updates("keep_norms", geometry, updates, params)
-        given = by_weight(found, state)
+        plan = plan_updates("keep_norms", geometry, updates, params)
+        given = by_weight(plan, state)
         # Not stacked: the compiler fuses a few entrywise operations with their neighbours.
         options: Any = {"select": on_sphere, "stack": False}
-        return visit("keep_norms", found, keep_norm, updates, params, given, **options)[0], state
+        return visit("keep_norms", plan, keep_norm, updates, params, given, **options)[0], state
 
     # One scalar per dictionary keyed by path; see `gradient_transformation`.
     empty = KeepNormsState(jnp.zeros(()))  # type: ignore
@@ -133,10 +133,10 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
     plan = _plan_spheres(geometry, params)
     leaves = plan.leaves(tree)
     trees = [plan.fill(x, dict.fromkeys(plan.rest)) for x in (tree, params)]
-    found, _ = map_leaves(
+    matched, _ = map_leaves(
         _match, geometry, *trees, name="match_norms", select=on_sphere, stack=False
     )
-    return plan.fill(found, {i: leaves[i] for i in plan.rest})
+    return plan.fill(matched, {i: leaves[i] for i in plan.rest})
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
@@ -160,12 +160,12 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     def measure(tree: Any) -> dict[str, jax.Array]:
         return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    found = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    norms = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
     for weight in plan.weights:
         path, leaf = weight.path, leaves[weight.index]
-        if path not in found:
+        if path not in norms:
             continue
-        value, norm = given[weight.index], found[path]
+        value, norm = given[weight.index], norms[path]
         if value is not None:
             size = scale_of(value, weight.shape(leaf)[-weight.manifold.ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)
@@ -204,14 +204,14 @@ def _norm_of(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, 
 
 def _plan_spheres(geometry: Geometry, params: Any) -> Plan:
     """Return the plan; raise for constrained manifolds other than spheres."""
-    found = plan(geometry, params, rest=True)
-    for weight in found.weights:
+    plan = make_plan(geometry, params, rest=True)
+    for weight in plan.weights:
         if weight.manifold.constrained and not on_sphere(weight.manifold):
             raise ValueError(
                 f"keep_norms: the geometry of {weight.path!r} is {weight.manifold}; a weight of"
                 " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
             )
-    return found
+    return plan
 
 
 def _check_radius(path: str, radius: Any, leaf: jax.ShapeDtypeStruct) -> None:

@@ -162,11 +162,11 @@ def _scale_by_muon(
             moment = trees.tree_bias_correction(mu, beta, count)
         moment = moment if params is None else shard_alike(moment, params)
         geometry = _geometry(dims, moment)
-        found, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
+        updates, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
         if adaptive:
-            found, _ = map_leaves(times_dual_norm, geometry, found, moment, stack=False)
+            updates, _ = map_leaves(times_dual_norm, geometry, updates, moment, stack=False)
         mu = trees.tree_cast(mu, mu_dtype)
-        return found, state._replace(count=count, mu=mu)
+        return updates, state._replace(count=count, mu=mu)
 
     return optax.GradientTransformation(state_of.init, update_fn)
 
@@ -189,11 +189,11 @@ def _leaf_dims(dims: Any, params: Any) -> Any:
     """Return a list of dimension numbers, or None, for all parameters."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
-    given, found = dims(params) if is_function(dims) else dims, []
+    given, per_leaf = dims(params) if is_function(dims) else dims, []
     jax.tree.map(
-        lambda d, x: found.extend([d] * len(jax.tree.leaves(x))), given, params, is_leaf=_is_dims
+        lambda d, x: per_leaf.extend([d] * len(jax.tree.leaves(x))), given, params, is_leaf=_is_dims
     )
-    return found
+    return per_leaf
 
 
 def _is_dims(node: Any) -> bool:
