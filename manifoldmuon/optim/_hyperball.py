@@ -120,25 +120,25 @@ def norm_keeping(
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before the base optimizer, which would broadcast a wrong shape.
-        found = plan_updates(name, geometry, updates, params)
+        plan = plan_updates(name, geometry, updates, params)
         before, *_, rates, radii = state
         updates, before = base.update(updates, before, params, **extra_args)
         factor, rates = rate.update(jnp.ones(()), rates)
         shares = find_budgets(1.0 if budgets is None else budgets, params).values
-        given = budgets_by_weight(found, params, shares, factor)
-        known = by_weight(found, radii)
+        given = budgets_by_weight(plan, params, shares, factor)
+        known = by_weight(plan, radii)
         given = {
             weight.path: given[weight.path] | known.get(weight.path, {})
-            for weight in found.weights
+            for weight in plan.weights
             if weight.path in known or not on_sphere(weight.manifold)
         }
         rule, stack = last, first is not None
         if first is not None and any(is_on_mesh(x) for x in jax.tree.leaves(params)):
-            updates, _ = visit(name, found, first, updates, params, divide=True)
+            updates, _ = visit(name, plan, first, updates, params, divide=True)
             stack = False
         elif first is not None:
             rule = then(first, last)
-        updates, _ = visit(name, found, rule, updates, params, given, stack=stack)
+        updates, _ = visit(name, plan, rule, updates, params, given, stack=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:
