@@ -176,8 +176,8 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
             norm = jnp.where(unfit, jnp.nan, norm)
             if isinstance(norm, Tracer):
                 traced[path] = jnp.any(unfit)
-        elif (unfit := ((norms := np.asarray(norm)) == 0) | ~np.isfinite(norms)).any():
-            norm = jnp.asarray(np.where(unfit, np.nan, norms))
+        elif (unfit := ((numbers := np.asarray(norm)) == 0) | ~np.isfinite(numbers)).any():
+            norm = jnp.asarray(np.where(unfit, np.nan, numbers))
             wrong.append(path)
         radii[path] = replicated_like(norm, leaf)
     if values_are_checked():
