@@ -66,6 +66,9 @@ class Manifold(Value, abc.ABC):
       constrained: False for flat space: optimizers decay its weights, and add updates in place of a
         retraction.
       has_boundary: True if the gradient at a minimum need not be zero: see `minimize`.
+      transposable: True if the transposed matrices, with transposed gradients and
+        steps, have the transposed directions and retractions. Optimizers then treat wide matrices
+        as tall ones, which saves a compilation. False by default.
       factor_ndim: the number of trailing axes of a factor, where the set is a product: 1 for a
         table of rows, 0 for flat space; otherwise `ndim`.
 
@@ -100,6 +103,10 @@ class Manifold(Value, abc.ABC):
     @property
     def factor_ndim(self) -> int:
         return self.ndim
+
+    @property
+    def transposable(self) -> bool:
+        return False
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits `shape`; by default, if it has too few axes."""

@@ -99,6 +99,11 @@ class Hypersphere(Manifold):
     def norm(self) -> Norm:
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
+    @property
+    def transposable(self) -> bool:
+        plain = self.step_norm is None and not isinstance(self.scale, ScaleRule)
+        return plain and self.ndim == 2
+
     def for_training(self) -> "Hypersphere":
         if self.norm.is_euclidean:
             return self

@@ -180,6 +180,10 @@ class Stiefel(_Orthonormal):
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
 
+    @property
+    def transposable(self) -> bool:
+        return self.step_norm is None and not isinstance(self.scale, ScaleRule)
+
     def __post_init__(self):
         super().__post_init__()
         check_kind(self, "solver", StiefelSolver)

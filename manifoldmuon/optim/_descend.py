@@ -101,7 +101,8 @@ def descend(
         shares = find_budgets(budgets, params).values
         signed = budgets_by_weight(plan, params, shares, -rate, constrained)
         given = {p: x | signed.get(p, {}) for p, x in by_weight(plan, before).items()}
-        updates, results = visit("descend", plan, _step, updates, params, given, divide=True)
+        options: Any = {"divide": True, "turn": True}
+        updates, results = visit("descend", plan, _step, updates, params, given, **options)
         leaves, points = plan.leaves(updates), plan.leaves(params)
         # Here, and not in the visit, the compiler fuses it with `apply_updates`.
         free = {w.index: shares[w.index] for w in plan.weights if not w.manifold.constrained}

@@ -31,11 +31,19 @@ class Leaf(NamedTuple):
       weight: the weight of the plan.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
       given: `(value,)` by path, or `()`.
+      turned: whether the function gets the transposed matrices.
     """
 
     weight: Weight
     arrays: tuple[jax.Array, ...]
     given: tuple[Any, ...]
+    turned: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Return the shape of the arrays of the function."""
+        shape = self.weight.shape(self.arrays[0])
+        return (*shape[:-2], shape[-1], shape[-2]) if self.turned else shape
 
 
 def map_leaves(
@@ -105,12 +113,16 @@ def execute(
     given: Mapping[str, Any] | None = None,
     divide: bool = False,
     stack: bool = True,
+    turn: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Call a function for every weight of a plan; see `map_leaves`.
 
     Args:
       trees: parameters, updates that fit them, and further trees like the updates.
       given: `carried` of `map_leaves`.
+      turn: whether the function commutes with transposition on manifolds that do: wide matrices are
+        then stacked with tall matrices, so that two shapes compile as one. Not on a mesh, whose
+        axes divide rows and columns differently.
     """
     flat = [plan.leaves(tree) for tree in trees]
     updates: list[Any] = [None] * len(plan.weights)
@@ -128,7 +140,8 @@ def execute(
             unknown.append(weight.path)
         else:
             own = () if given is None else (given[weight.path],)
-            leaves[i] = Leaf(weight, tuple(arrays), own)
+            leaf = Leaf(weight, tuple(arrays), own)
+            leaves[i] = leaf._replace(turned=turn and _is_turned(leaf))
     if unknown:
         raise ValueError(
             f"{name}: the state knows no parameters {unknown}; it was made for another tree. Call"
@@ -148,6 +161,14 @@ def execute(
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result
     return plan.join(updates, trees[1], trees[0]), results
+
+
+def _is_turned(leaf: Leaf) -> bool:
+    """Return whether to transpose a leaf: wide matrices, with numbers for whole points at most."""
+    shape, manifold = leaf.shape, leaf.weight.manifold
+    wide = manifold.transposable and shape[-2] < shape[-1]
+    few = all(jnp.ndim(x) <= len(shape) - 2 for x in jax.tree.leaves(leaf.given))
+    return wide and few and _mesh_of(leaf) is None
 
 
 def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
@@ -170,12 +191,11 @@ def _kind(leaf: Leaf) -> Any:
     arrays, treedef = jax.tree.flatten((leaf.arrays, leaf.given))
     # Tracers know only explicit shardings; concrete arrays know their devices.
     known = [jax.typeof(x) if isinstance(x, Tracer) else x for x in arrays]
-    shape = leaf.weight.shape(leaf.arrays[0])
     shapes = *(x.shape for x in jax.tree.leaves(leaf.given)), *(x.dtype for x in arrays)
     # On an explicit mesh the layout determines which axes of the stack are divided.
     layout = None if explicit_mesh(leaf.arrays[0]) is None else _order(leaf) or leaf.weight.entry
     shardings = tuple([getattr(x, "sharding", None) for x in known])  # NumPy arrays have none
-    return leaf.weight.manifold, shape, treedef, shapes, shardings, layout
+    return leaf.weight.manifold, leaf.shape, treedef, shapes, shardings, layout
 
 
 def _mesh_of(leaf: Leaf) -> Any:
@@ -208,14 +228,15 @@ def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
     """Return the arguments of the function for a group, in the manifold's layout."""
     rows = []
     for leaf in group:
-        rows.append((*[leaf.weight.inward(x) for x in leaf.arrays], *leaf.given))
+        arrays = [leaf.weight.inward(x) for x in leaf.arrays]
+        rows.append((*[x.mT if leaf.turned else x for x in arrays], *leaf.given))
     return jax.tree.map(lambda *x: jnp.stack(x), *rows) if stack or len(rows) > 1 else rows[0]
 
 
 def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[Any, Any]]:
     """Return the update and the second result of each leaf, in the parameter's layout."""
     answer, answers = answer if isinstance(answer, tuple) else (answer, ()), []
-    shape = group[0].weight.shape(group[0].arrays[0])
+    shape = group[0].shape
     shape = (len(group), *shape) if stack or len(group) > 1 else shape
     if len(answer) != 2 or (answer[0] is not None and getattr(answer[0], "shape", None) != shape):
         raise ValueError(
@@ -228,6 +249,7 @@ def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
         rows = zip(*[_unstack(x, stack) for x in arrays], strict=True)
         parts = [jax.tree.unflatten(treedef, row) for row in rows]
     for leaf, (update, result) in zip(group, parts, strict=True):
+        update = update.mT if leaf.turned and update is not None else update
         if update is not None and isinstance(leaf.weight.entry, LaidOut):
             update = leaf.weight.entry.layout.outward(update, leaf.arrays[0].shape)
         answers.append((update, result))

@@ -138,7 +138,7 @@ def norm_keeping(
             stack = False
         elif first is not None:
             rule = then(first, last)
-        updates, _ = visit(name, plan, rule, updates, params, given, stack=stack)
+        updates, _ = visit(name, plan, rule, updates, params, given, stack=stack, turn=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:

@@ -105,6 +105,7 @@ def scale_by_steepest(
         name="scale_by_steepest",
         check=check,
         divide=True,
+        turn=True,
     )
 
 
@@ -157,4 +158,5 @@ def retract(geometry: Geometry) -> Transformation:
         check=refuse_far,
         select=constrained,
         divide=True,
+        turn=True,
     )

@@ -37,6 +37,7 @@ def transformation(
     select: Callable[[Manifold], bool] | None = None,
     divide: bool = False,
     stack: bool = True,
+    turn: bool = False,
 ) -> Transformation:
     """Return the transformation that applies a rule to every weight.
 
@@ -56,6 +57,8 @@ def transformation(
       select: see `map_leaves`.
       divide: see `map_leaves`.
       stack: see `map_leaves`.
+      turn: whether the rule gives transposed updates for transposed matrices: wide matrices are
+        then stacked with tall ones, see `Manifold.transposable`.
 
     Examples:
       >>> tx = transformation(rules.then(rules.tangent, rules.unit), mm.manifolds.Hypersphere())
@@ -63,7 +66,7 @@ def transformation(
       >>> tx.update(jnp.array([3.0, 2.0]), tx.init(params), params)[0].tolist()
       [0.0, 1.0]
     """
-    options: Any = {"select": select, "divide": divide, "stack": stack}
+    options: Any = {"select": select, "divide": divide, "stack": stack, "turn": turn}
 
     def init_fn(params: Any) -> Any:
         plan = make_plan(geometry, params)
