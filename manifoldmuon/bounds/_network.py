@@ -239,11 +239,11 @@ def bound(
         weights = module.map_weights(known, params)
     if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
-    found = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
+    bounds = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())
     )
-    return dataclasses.replace(found, assumptions=(_NORM_ONE,) if free else ())
+    return dataclasses.replace(bounds, assumptions=(_NORM_ONE,) if free else ())
 
 
 _NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothing constrains"
@@ -269,5 +269,5 @@ def _input_norm(module: Module) -> ActivationNorm:
     if not isinstance(module, Compose | Stack | Tied | Concatenate):
         return RMS()
     first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
-    found = {_input_norm(part) for part in first}
-    return found.pop() if len(found) == 1 else RMS()
+    norms = {_input_norm(part) for part in first}
+    return norms.pop() if len(norms) == 1 else RMS()

@@ -72,7 +72,7 @@ def bound_bias(atom: modules.Bias, weights: WeightRegion, x: NormBound) -> Lipsc
     root = math.sqrt(atom.features) if size.norm == RMS() else 1.0
     places = math.inf if size.is_length(2) else 1.0
     length, step = (
-        times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
+        times(places, radius / root) for radius in (weights.rows(row)[0], weights.step_rows(row))
     )
     reason = f"a bias is as long as there are places in the norm {size.norm}"
     out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
@@ -105,11 +105,11 @@ def bound_tied(module: modules.Tied, weights: Any, x: Sizes) -> LipschitzBounds:
 
 
 def _in_sequence(parts: Iterable[tuple[modules.Module, Any]], x: Sizes) -> LipschitzBounds:
-    whole, found = LipschitzBounds.identity(x), []
+    whole, bounds = LipschitzBounds.identity(x), []
     for module, weights in parts:
-        found.append(bound_part(module, weights, whole.outputs))
-        whole = whole.then(found[-1].transfer)
-    return dataclasses.replace(whole, parts=tuple(found))
+        bounds.append(bound_part(module, weights, whole.outputs))
+        whole = whole.then(bounds[-1].transfer)
+    return dataclasses.replace(whole, parts=tuple(bounds))
 
 
 @propagate.register
@@ -137,7 +137,7 @@ def bound_add(bond: modules.Add, weights: Any, x: Sizes) -> LipschitzBounds:
     terms = [jax.tree.leaves(term) for term in x]
     columns = list(zip(*terms, strict=True))
     used = [{size.norm for size in column} for column in columns]
-    norms = [found.pop() if len(found) == 1 else RMS() for found in used]
+    norms = [distinct.pop() if len(distinct) == 1 else RMS() for distinct in used]
     read = convert_norm(x, *(norms * len(terms)))
     for one, other in itertools.chain(*(itertools.combinations(c, 2) for c in columns)):
         one.expect_features(other.features)

@@ -97,9 +97,9 @@ class ComplexStiefel(Manifold):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 3)
-        found = _pair(self._real.project(_real_form(scaled)))
+        nearest = _pair(self._real.project(_real_form(scaled)))
         # Without full rank some polar factors of the real form belong to no complex matrix.
-        lost = self.distance(found) > 1000 * jnp.finfo(found.dtype).eps
+        lost = self.distance(nearest) > 1000 * jnp.finfo(nearest.dtype).eps
 
         def decomposed(x: Array) -> Array:
             def factor(matrix: Array) -> Array:
@@ -108,11 +108,11 @@ class ComplexStiefel(Manifold):
 
             near = self.from_complex(map_matrices(factor, self.to_complex(x)))
             return jnp.where(
-                expand_trailing(lost, 3), _pair(self._real.project(_real_form(near))), found
+                expand_trailing(lost, 3), _pair(self._real.project(_real_form(near))), nearest
             )
 
         still = jax.lax.stop_gradient(scaled)
-        whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: found, still)
+        whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: nearest, still)
         return whole.astype(point.dtype)
 
     def project_tangent(self, point: Pairs, vector: Pairs) -> Pairs:

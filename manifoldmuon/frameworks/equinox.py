@@ -111,13 +111,13 @@ def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
 
 
 def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Role]:
-    taps, found = module.num_spatial_dims, {"bias": REST}
+    taps, roles = module.num_spatial_dims, {"bias": REST}
     if module.groups == 1:
         places = tuple(range(-taps, 0))
         whole = Layout(-taps - 1, (-taps - 2, *places))
         kernel = Layout(-taps - 1, -taps - 2, places)
-        found["weight"] = Role("convolutions", whole, kernel, _overlap(module))
-    return found
+        roles["weight"] = Role("convolutions", whole, kernel, _overlap(module))
+    return roles
 
 
 def _gates(count: int) -> Mapping[str, Role]:

@@ -84,8 +84,8 @@ def geometry(
         init = functools.partial(model.init, **(options or {}))
         params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
-    found = ((path, reading.owners_by_name(path, modules)) for path in paths)
-    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in found]
+    pairs = ((path, reading.owners_by_name(path, modules)) for path in paths)
+    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in pairs]
     return reading.entries(named, _READERS, choices, params, single, _RESCALING)
 
 

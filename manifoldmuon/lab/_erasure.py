@@ -86,8 +86,8 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
     inside, outside = np.abs(weight[mask == 0]), np.abs(weight[mask != 0])
     if not len(inside) or not len(outside):
         raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
-    found: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
-    return float(found.statistic / (len(inside) * len(outside)))
+    test: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
+    return float(test.statistic / (len(inside) * len(outside)))
 
 
 def stable_rank(matrix: Matrices) -> Numbers:

@@ -213,21 +213,21 @@ def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
     @functools.wraps(method)
     def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
         wide = upcast(grad)
-        found = method(self, point, wide, *dual, **named)
-        if not isinstance(found, Steepest):
+        result = method(self, point, wide, *dual, **named)
+        if not isinstance(result, Steepest):
             raise TypeError(
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
-                f" gap); got a {type(found).__name__}"
+                f" gap); got a {type(result).__name__}"
             )
         if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
-            found = _without_noise(self, found, point, wide, noise_share(point.dtype, grad.dtype))
-        return found.rounded(grad.dtype, wide, self.factor_ndim)
+            result = _without_noise(self, result, point, wide, noise_share(point.dtype, grad.dtype))
+        return result.rounded(grad.dtype, wide, self.factor_ndim)
 
     return guarded
 
 
 def _without_noise(
-    manifold: Manifold, found: Steepest, point: Floats, grad: Floats, share: float
+    manifold: Manifold, result: Steepest, point: Floats, grad: Floats, share: float
 ) -> Steepest:
     """Set the direction to zero in each factor where the gradient is normal up to rounding.
 
@@ -235,8 +235,8 @@ def _without_noise(
     `share ||g||`: only few gradients have to be projected.
     """
     ndim, (scaled, _) = manifold.factor_ndim, scale_to_unit_exponent(grad, manifold.ndim)
-    gained = inner_product(scaled, found.direction, ndim)
-    length, whole = (frobenius_norm(x, ndim) for x in (found.direction, scaled))
+    gained = inner_product(scaled, result.direction, ndim)
+    length, whole = (frobenius_norm(x, ndim) for x in (result.direction, scaled))
     few = (gained <= share * whole * length) & (length > 0)  # false for a NaN
 
     def nearly_normal(vector: Floats) -> Bool[Array, "..."]:
@@ -244,11 +244,11 @@ def _without_noise(
         return few & (frobenius_norm(part, ndim) <= share * whole)
 
     noise = jax.lax.cond(jnp.any(few), nearly_normal, lambda _: few, scaled)
-    gap = found.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
-    direction = jnp.where(expand_trailing(noise, ndim), 0, found.direction)
+    gap = result.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
+    direction = jnp.where(expand_trailing(noise, ndim), 0, result.direction)
     factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
     nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
-    return found._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
+    return result._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
 
 
 def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:

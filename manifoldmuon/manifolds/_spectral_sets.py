@@ -153,11 +153,11 @@ class _WithBoundary(BoundedSpectrum):
 
         def normal(vector: Matrices) -> Matrices:
             inner = product(unit.mT, tall(vector))
-            found = jnp.zeros_like(inner)
+            total = jnp.zeros_like(inner)
             for sign, touching, root in cones:
                 part = sign * sym(product(root, product(inner, touching)))
-                found = found + sign * product(root, positive_part(part))
-            return match_orientation(product(unit, found), vector)
+                total = total + sign * product(root, positive_part(part))
+            return match_orientation(product(unit, total), vector)
 
         return normal
 

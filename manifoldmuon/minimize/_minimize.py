@@ -308,8 +308,8 @@ def _largest_distance(geometry: Any, tree: Any) -> Array:
 
     @jax.custom_batching.custom_vmap
     def one(tree: Any) -> Array:
-        _, found = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
-        return jnp.max(jnp.stack([largest(x) for x in found.values()]))
+        _, distances = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
+        return jnp.max(jnp.stack([largest(x) for x in distances.values()]))
 
     @one.def_vmap
     def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:

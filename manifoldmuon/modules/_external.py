@@ -161,16 +161,16 @@ class ExternalModule(Printed):
             the manifold's layout, differs from the atom's, or `params` has an array that neither a
             `Param` nor `unused` names.
         """
-        found = {
+        leaves = {
             jax.tree_util.keystr(path, simple=True, separator="/"): leaf
             for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
         }
 
         def weight(spec: WeightSpec, expected: jax.ShapeDtypeStruct) -> Any:
             # Flax NNX boxes each parameter; its array is the child `value`.
-            value = found.get(spec.path or "", found.get(f"{spec.path}/value"))
+            value = leaves.get(spec.path or "", leaves.get(f"{spec.path}/value"))
             if value is None:
-                raise ValueError(f"no weight at {spec.path!r}; there are {sorted(found)}")
+                raise ValueError(f"no weight at {spec.path!r}; there are {sorted(leaves)}")
             value = spec.inward(value)
             if value.shape != expected.shape:
                 raise ValueError(
@@ -182,7 +182,7 @@ class ExternalModule(Printed):
         net = self.module.map_atoms(_atom)
         shapes = jax.eval_shape(net.init, jax.random.key(0))
         weights = self.module.map_weights(weight, shapes)
-        self._check_complete(found)
+        self._check_complete(leaves)
         return net, weights
 
     def weights(self) -> Any:
@@ -199,11 +199,11 @@ class ExternalModule(Printed):
     def __str__(self) -> str:
         return str(self.module)
 
-    def _check_complete(self, found: dict[str, Any]) -> None:
+    def _check_complete(self, leaves: dict[str, Any]) -> None:
         named = {*self._weights(), *self.unused}
         left_over = [
             path
-            for path, leaf in found.items()
+            for path, leaf in leaves.items()
             if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.inexact)
             and not any(f"{path}/".startswith(f"{name}/") for name in named)
         ]

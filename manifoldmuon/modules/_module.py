@@ -153,8 +153,8 @@ class Module(Printed, abc.ABC):
         """
         specs, structure = jax.tree.flatten(self.weights())
         for other in trees:
-            if (found := jax.tree.structure(other)) != structure:
-                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, found))
+            if (actual := jax.tree.structure(other)) != structure:
+                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, actual))
                 raise ValueError(
                     f"expected a tree of the structure that init returns, {wanted}; got {got}"
                 )

@@ -133,8 +133,8 @@ def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
         return specs[0]
     kinds = {(spec.space, spec.ndim, spec.budget.shape) for spec in specs}
     if len(kinds) > 1:
-        found = ", ".join(f"{spec.space} with copies {spec.budget.shape}" for spec in specs)
-        raise ValueError(f"weights {where} must agree in manifold and copies; got {found}")
+        listed = ", ".join(f"{spec.space} with copies {spec.budget.shape}" for spec in specs)
+        raise ValueError(f"weights {where} must agree in manifold and copies; got {listed}")
     masses = [spec.mass for spec in specs]
     if 0 in masses and any(masses):
         raise ValueError(f"weights {where} are frozen together or not at all; masses {masses}")

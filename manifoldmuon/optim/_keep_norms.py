@@ -160,12 +160,12 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     def measure(tree: Any) -> dict[str, jax.Array]:
         return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    norms = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    measured = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
     for weight in plan.weights:
         path, leaf = weight.path, leaves[weight.index]
-        if path not in norms:
+        if path not in measured:
             continue
-        value, norm = given[weight.index], norms[path]
+        value, norm = given[weight.index], measured[path]
         if value is not None:
             size = scale_of(value, weight.shape(leaf)[-weight.manifold.ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)

@@ -29,8 +29,8 @@ def check_steepest(case: CheckedManifold) -> None:
     compete = jitted(functools.partial(_competitor, case.manifold))
     edge = case.project(3 * case.other)
     for point in (case.point, edge) if case.manifold.has_boundary else (case.point,):
-        found = case.ask(point, case.grad, case.vector)
-        _check_gap_bound(case, point, case.grad, found, compete(point, case.grad))
+        result = case.ask(point, case.grad, case.vector)
+        _check_gap_bound(case, point, case.grad, result, compete(point, case.grad))
     check_stays_near("direction", case, answers.direction)
     at_most("residual >= 0", 0, answers.residual)
     at_most("gap >= 0", 0, answers.gap)

@@ -100,9 +100,9 @@ def check_sharding(
     for expected in wanted:
         updates, sharded, state = step(sharded, state, sharded_grads)
         chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
-        found = jax.device_get(updates)
-        chex.assert_trees_all_equal_structs(found, expected)
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        actual = jax.device_get(updates)
+        chex.assert_trees_all_equal_structs(actual, expected)
+        for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             largest = float(np.max(np.abs(wide(y)), initial=0))
             np.testing.assert_allclose(wide(x), wide(y), rtol=1e-4, atol=1e-4 * largest)
     assert len(traces) == 1, f"{len(traces)} compilations in two steps"

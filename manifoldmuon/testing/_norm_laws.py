@@ -161,11 +161,11 @@ def _check_shortest(case: CheckedNorm) -> None:
     """Check gradients without full rank, where many directions attain the dual norm."""
     _, part = _diagonal_blocks(case.grad, case.norm.ndim)
     _check_attains(case, part, ", without full rank")
-    found = case.ask(part, case.weight).dualize
+    direction = case.ask(part, case.weight).dualize
     # Parts that the gradient does not determine follow the noise, and cancel in the mean.
     noise = np.float32(1e-4 * np.max(np.abs(part))) * case.other
     around = [wide(case.ask(part + sign * noise, case.weight).dualize) for sign in (1, -1)]
-    length, shortest = (np.sqrt(case.inner(x, x)) for x in (found, sum(around) / 2))
+    length, shortest = (np.sqrt(case.inner(x, x)) for x in (direction, sum(around) / 2))
     law = "dualize(g) is the shortest direction that attains the dual norm"
     at_most(law, length / shortest, 1.1)
 
@@ -182,11 +182,11 @@ def _check_norm_gap(case: CheckedNorm) -> None:
             ("dualize(g) / 2", answers.dualize / 2),
             ("dualize of one block of g", case.ask(part, case.weight).dualize),
         )[: 3 if grad is both else 2]:
-            found = gap(grad, direction)
-            at_most(f"gap >= 0 at {name}", 0, found)
+            value = gap(grad, direction)
+            at_most(f"gap >= 0 at {name}", 0, value)
             missed = 1 - case.inner(grad, direction) / wide(answers.dual)
             at_most(
-                f"gap bounds 1 - <g, a> / dual_norm(g) at {name}", missed, found, case.tolerance
+                f"gap bounds 1 - <g, a> / dual_norm(g) at {name}", missed, value, case.tolerance
             )
     for c in SCALES:
         first, scaled = (case.ask(x, case.weight).gap for x in (case.grad, c * case.grad))
@@ -229,17 +229,17 @@ def _check_norm_fast(case: CheckedNorm) -> None:
     if (norm := case.norm.for_training()) == case.norm:
         return
     answers, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
-    found = fast(case.grad, case.weight)
+    result = fast(case.grad, case.weight)
     for name in ("size", "dual"):
         law = f"for_training() is the same norm ({name})"
-        agree(law, getattr(found, name), getattr(answers, name), case.tolerance)
-    gained = case.inner(case.grad, found.dualize) / wide(answers.dual)
+        agree(law, getattr(result, name), getattr(answers, name), case.tolerance)
+    gained = case.inner(case.grad, result.dualize) / wide(answers.dual)
     law = "for_training(): norm(dualize(g)) <= 1"
-    at_most(law, case.ask(case.grad, found.dualize).size, 1, case.tolerance)
+    at_most(law, case.ask(case.grad, result.dualize).size, 1, case.tolerance)
     at_most(
         "for_training(): gap bounds 1 - <g, a> / dual_norm(g)",
         1 - gained,
-        found.gap,
+        result.gap,
         case.tolerance,
     )
     at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)

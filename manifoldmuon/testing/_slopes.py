@@ -88,9 +88,9 @@ def check_slopes(
     if order >= 2:
         law = "f(retract(p, t v)) = f(p) + t <grad f, v> + t^2/2 <v, Hess f[v]> + O(t^3)"
         laws.append((law, second, 3))
-    for law, found, wanted in laws:
-        slope = error_slope(LENGTHS, found)
-        require(law, slope >= wanted - 0.1, f"slope {slope:.3g}, errors {found}")
+    for law, measured, wanted in laws:
+        slope = error_slope(LENGTHS, measured)
+        require(law, slope >= wanted - 0.1, f"slope {slope:.3g}, errors {measured}")
 
 
 def _taylor_errors(

@@ -84,8 +84,8 @@ def largest(
 
     XLA on CPUs (jaxlib 0.10 to 0.12) drops NaNs from 4096 numbers on, along any axis.
     """
-    found = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
-    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, found)
+    value = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
+    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, value)
 
 
 @jax.custom_jvp

@@ -71,8 +71,8 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
     noise = 4 * jnp.finfo(gram.dtype).eps
     most = jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((basis, start_vector(gram), most), gram)
-    (basis, *_), found = jax.lax.scan(step, carry, jnp.arange(steps))
-    _, power = _tridiagonal_power(*found)
+    (basis, *_), tridiagonal = jax.lax.scan(step, carry, jnp.arange(steps))
+    _, power = _tridiagonal_power(*tridiagonal)
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = to_unit_norm(_apply(basis.mT, weights), 1)
@@ -144,8 +144,8 @@ def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
 
     start, zero = start_vector(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((jnp.zeros_like(start), start, zero), gram)
-    _, found = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
-    small, power = _tridiagonal_power(*found)
+    _, tridiagonal = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
+    small, power = _tridiagonal_power(*tridiagonal)
     return inner_product(power, small) / nonzero_or_one(trace(power))
 
 

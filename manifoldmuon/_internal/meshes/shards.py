@@ -83,9 +83,9 @@ def solve_sharded(mesh: Any, stacks: Sequence[Batch]) -> list[Any]:
     # work is balanced only over all stacks together: no exchange may come between two stacks.
     wait = any(plan.one_by_one for plan in plans)
     given = jax.lax.optimization_barrier(given) if wait else given
-    found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
-    found = jax.lax.optimization_barrier(found) if wait else found
-    return [plan.gather(x) for plan, x in zip(plans, found, strict=True)]
+    results = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
+    results = jax.lax.optimization_barrier(results) if wait else results
+    return [plan.gather(x) for plan, x in zip(plans, results, strict=True)]
 
 
 class _Plan(NamedTuple):
@@ -172,15 +172,15 @@ class _Plan(NamedTuple):
                 place = jax.lax.axis_index(self.free + self.moved)
                 more = (place - self.first) % self.devices < self.left
                 count = self.inner // self.devices + more
-                found = _solve_some(function, count, (point, *others))
+                results = _solve_some(function, count, (point, *others))
             else:
-                found = function(point, *others)
-            found = jax.tree.map(lambda x: _divide_stack(x, self.group, (2, 1)), found)
-            return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
+                results = function(point, *others)
+            results = jax.tree.map(lambda x: _divide_stack(x, self.group, (2, 1)), results)
+            return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), results)
 
         return self._on_shards(solve, self.whole, self.whole)(*given)
 
-    def gather(self, found: Any) -> Any:
+    def gather(self, results: Any) -> Any:
         """Send results back to the positions of the arguments: undo `send`."""
 
         def gather(x):
@@ -193,7 +193,7 @@ class _Plan(NamedTuple):
             x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
             return _pin(self.mesh, x.reshape((*self.batch, *tail)), ())
 
-        return jax.tree.map(gather, found)
+        return jax.tree.map(gather, results)
 
     def _cut(self) -> tuple[list[int], list[int]]:
         """Return leading axes split into (parts, length), and the order with all parts first."""

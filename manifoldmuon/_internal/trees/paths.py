@@ -201,8 +201,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     by_prefix: dict[str, list[tuple[str, Any]]] = {}
     for entry in entries:
         by_prefix.setdefault(entry[0], []).append(entry)
-    found = [[e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths]
-    for path, pairs in zip(paths, found, strict=True):
+    matches = [
+        [e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths
+    ]
+    for path, pairs in zip(paths, matches, strict=True):
         listed = [entry for entry, _ in pairs or entries]
         if not pairs:
             globs = any("*" in entry for entry in listed)
@@ -225,7 +227,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             f"{name}: the entries {unused} describe no parameter; the parameters are {list(paths)}."
             " Correct or remove them."
         )
-    return [value for ((_, value),) in found]
+    return [value for ((_, value),) in matches]
 
 
 def _prefixes(path: str) -> list[str]:

@@ -99,16 +99,16 @@ class LineMultiplier(WarmSolver):
             (shift, step), low, high = search
             reduced = problem.part + at.embed(shift)
             direction = norm.dualize(reduced)
-            found = Side(shift, at.coordinates(direction), direction)
+            side = Side(shift, at.coordinates(direction), direction)
             known = (low.slope < 0) | (high.slope >= 0)
-            below = found.slope < 0
-            search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
+            below = side.slope < 0
+            search = Search(search.dual, pick(below, side, low), pick(~below, side, high))
             # A length l has curvature 1 / l, in as many directions as `<A, A>` counts.
             length = inner_product(reduced, direction, ndim)
             curved = length / nonzero_or_one(inner_product(direction, direction, ndim))
             step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
             step = jnp.where(search.closed, search.secant, step)
-            reach = jnp.where(search.closed, 1.1, 1.5) * step * found.slope
+            reach = jnp.where(search.closed, 1.1, 1.5) * step * side.slope
             target = jnp.where(
                 search.closed,
                 jnp.clip(shift - reach, search.low.shift, search.high.shift),
