@@ -124,11 +124,11 @@ def nonnegative_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.where(positive > bounded, np.inf, result)
 
 
-def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:
+def side_by_side(branches: Sequence[LipschitzBounds]) -> LipschitzBounds:
     """Return the bounds of modules that read the same input."""
     return LipschitzBounds(
-        tuple(part.outputs for part in parts),
-        np.concatenate([part.slopes for part in parts]),
-        np.concatenate([part.weights for part in parts]),
-        tuple(reason for part in parts for reason in part.reasons),
+        tuple(branch.outputs for branch in branches),
+        np.concatenate([branch.slopes for branch in branches]),
+        np.concatenate([branch.weights for branch in branches]),
+        tuple(reason for branch in branches for reason in branch.reasons),
     )

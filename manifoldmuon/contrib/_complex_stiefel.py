@@ -125,8 +125,8 @@ class ComplexStiefel(Manifold):
     def steepest(self, point: Pairs, grad: Pairs, dual: Any = ()) -> Steepest:
         # Averaging a direction into the form [[A, -B], [B, A]] keeps its gain and does not lengthen
         # it: the real and the complex problem have the same optimum and gap.
-        answer = self._real.steepest(_real_form(point), _real_form(grad), dual)
-        return answer._replace(direction=_pair(answer.direction))
+        result = self._real.steepest(_real_form(point), _real_form(grad), dual)
+        return result._replace(direction=_pair(result.direction))
 
     def retract(self, point: Pairs, vector: Pairs) -> Pairs:
         return _pair(self._real.retract(_real_form(point), _real_form(vector)))

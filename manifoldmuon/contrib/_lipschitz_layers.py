@@ -125,8 +125,8 @@ class TwoTap(Atom):
         self.expect_features(x, self.channels)
         if x.ndim < -self.axis:
             raise ValueError(f"TwoTap shifts along axis {self.axis}; got an input of {x.shape}")
-        part = jnp.matmul(jnp.matmul(x, params), params.T)
-        return x - part + jnp.roll(part, self.offset, self.axis)
+        projected = jnp.matmul(jnp.matmul(x, params), params.T)
+        return x - projected + jnp.roll(projected, self.offset, self.axis)
 
 
 def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:

@@ -131,17 +131,17 @@ def convolution(taps: int, groups: int, reads: int | None) -> Role:
 
     `groups` are equal parts of the outputs: groups of channels, or the gates of a recurrent cell.
     """
-    places = tuple(range(-taps - 2, -2))
-    whole = Layout((*places, -2), -1, out_blocks=groups)
-    return Role("convolutions", whole, Layout(-2, -1, places, out_blocks=groups), reads)
+    spatial = tuple(range(-taps - 2, -2))
+    whole = Layout((*spatial, -2), -1, out_blocks=groups)
+    return Role("convolutions", whole, Layout(-2, -1, spatial, out_blocks=groups), reads)
 
 
 def transposed_convolution(taps: int, flipped: bool, reads: int | None) -> Role:
     """Return a kernel (*taps, in, out), flipped (*taps, out, in): from in to (taps out)."""
-    places, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
+    spatial, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
     if flipped:
         ins, outs = outs, ins
-    return Role("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places), reads)
+    return Role("convolutions", Layout(ins, (*spatial, outs)), Layout(ins, outs, spatial), reads)
 
 
 def flax_convolution(module: Any, per_head: bool) -> Mapping[str, Role]:
@@ -189,8 +189,8 @@ def overlap(
 
 def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return path and module of each module above a parameter, outermost first."""
-    parts = path.split("/")
-    above = ("/".join(parts[:count]) for count in range(len(parts)))
+    keys = path.split("/")
+    above = ("/".join(keys[:count]) for count in range(len(keys)))
     return [(name, modules[name]) for name in above if name in modules]
 
 
@@ -253,10 +253,10 @@ def _read(
     owners: list[tuple[str, Any]], readers: Mapping[type, Reader], per_head: bool
 ) -> Role | None:
     """Return the role from the outermost module that knows the parameter, or None."""
-    for place, (below, owner) in enumerate(owners):
+    for index, (below, owner) in enumerate(owners):
         kind = next((kind for kind in type(owner).__mro__ if kind in readers), None)
         known = {} if kind is None else readers[kind](owner, per_head)
-        own = place == len(owners) - 1
+        own = index == len(owners) - 1
         if (role := known.get(below, known.get("*") if own else None)) is not None:
             return role
     return None
@@ -294,14 +294,14 @@ def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, 
             " manifold.with_axes(in_axes, out_axes)}"
         )
 
-    def moved(layout: Layout | None) -> Layout | None:
+    def shift_axes(layout: Layout | None) -> Layout | None:
         if layout is None:
             return None
         groups = {name: getattr(layout, name) for name in ("in_axes", "out_axes", "taps")}
-        places = {k: tuple([options[0][axis] - size for axis in v]) for k, v in groups.items()}
-        return dataclasses.replace(layout, ndim=0, **places)
+        shifted = {k: tuple([options[0][axis] - size for axis in v]) for k, v in groups.items()}
+        return dataclasses.replace(layout, ndim=0, **shifted)
 
-    return role._replace(layout=moved(role.layout), kernel=moved(role.kernel))
+    return role._replace(layout=shift_axes(role.layout), kernel=shift_axes(role.kernel))
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:

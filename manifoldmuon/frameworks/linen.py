@@ -70,7 +70,7 @@ def geometry(
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         above = "/".join(context.module.path)
         modules.setdefault(above, context.module)
-        answer = call(*args, **kwargs)
+        result = call(*args, **kwargs)
         if isinstance(context.module, _RESCALING):  # its layer lies beside it
             inside = "/".join(context.module.layer_instance.path)
             rescaled[inside] = context.module
@@ -78,7 +78,7 @@ def geometry(
         for name, x in context.module.variables.get("params", {}).items():
             if hasattr(x, "shape"):
                 single.setdefault(f"{above}/{name}".removeprefix("/"), x.shape)
-        return answer
+        return result
 
     with nn.intercept_methods(note):
         init = functools.partial(model.init, **(options or {}))

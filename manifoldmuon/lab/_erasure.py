@@ -48,12 +48,12 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     outline = TextPath((0, 0), "a", size=100, prop=FontProperties(family="DejaVu Sans"))
     box = outline.get_extents()
     scale = 0.8 * min(rows, columns) / max(box.width, box.height)
-    place = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).scale(scale)
-    place = place.translate(columns / 2, rows / 2)
+    affine = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).scale(scale)
+    affine = affine.translate(columns / 2, rows / 2)
     dpi = 100
     figure = Figure(figsize=(columns / dpi, rows / dpi), dpi=dpi)
     canvas = FigureCanvasAgg(figure)
-    patch = PathPatch(place.transform_path(outline), color="black", linewidth=0, antialiased=False)
+    patch = PathPatch(affine.transform_path(outline), color="black", linewidth=0, antialiased=False)
     patch.set_transform(Affine2D())  # in pixels
     figure.add_artist(patch)
     canvas.draw()

@@ -232,10 +232,10 @@ class Layout(Value):
 
     def _matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `(..., taps, fan_out, fan_in)`, before the cut into blocks."""
-        moved = tuple(shape[axis] for axis in self._order(len(shape)))
+        sizes = tuple(shape[axis] for axis in self._order(len(shape)))
         ins, outs = len(_axes(self.in_axes)), len(_axes(self.out_axes))
         cut = len(shape) - ins
-        return (*moved[: cut - outs], math.prod(moved[cut - outs : cut]), math.prod(moved[cut:]))
+        return (*sizes[: cut - outs], math.prod(sizes[cut - outs : cut]), math.prod(sizes[cut:]))
 
     def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
@@ -253,8 +253,8 @@ class Layout(Value):
     def _order(self, rank: int) -> tuple[int, ...]:
         """Return the permutation of an array of `rank` axes into the inner order."""
         named = (*_axes(self.taps), *_axes(self.out_axes), *_axes(self.in_axes))
-        places = tuple(rank + axis for axis in named)
-        return (*(axis for axis in range(rank) if axis not in places), *places)
+        positions = tuple(rank + axis for axis in named)
+        return (*(axis for axis in range(rank) if axis not in positions), *positions)
 
     def __repr__(self) -> str:
         """Show the fields that differ from the default, single axes as numbers."""

@@ -240,8 +240,8 @@ def _without_noise(
     few = (gained <= share * whole * length) & (length > 0)  # false for a NaN
 
     def nearly_normal(vector: Floats) -> Bool[Array, "..."]:
-        part = manifold.project_tangent(point, -vector)
-        return few & (frobenius_norm(part, ndim) <= share * whole)
+        tangent = manifold.project_tangent(point, -vector)
+        return few & (frobenius_norm(tangent, ndim) <= share * whole)
 
     noise = jax.lax.cond(jnp.any(few), nearly_normal, lambda _: few, scaled)
     gap = result.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
@@ -342,14 +342,14 @@ class LaidOut(Value):
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits an array of this shape."""
         self.layout.check_shape(shape)
-        parts, layout = [tuple(shape)], self.layout
+        shapes, layout = [tuple(shape)], self.layout
         if layout.blocks:
             at, layout = layout.blocks[0][0] % len(shape), layout.of_block()
             lengths = [end - start for _, start, end in self.layout.blocks]
-            parts = [(*shape[:at], length, *shape[at + 1 :]) for length in lengths]
-        for part in parts:
+            shapes = [(*shape[:at], length, *shape[at + 1 :]) for length in lengths]
+        for block in shapes:
             try:
-                self.manifold.check_shape(layout.inner_shape(part))
+                self.manifold.check_shape(layout.inner_shape(block))
             except ValueError as error:
                 raise ValueError(
                     f"{error} ({self.layout} made that of the shape {tuple(shape)})"

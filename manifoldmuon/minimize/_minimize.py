@@ -222,8 +222,8 @@ def _run_method(
         reason = jnp.where(off, jnp.int32(Reason.OFF_SET), progress.reason)
         point, last = method.run(problem(data), start, stop, progress._replace(reason=reason))
         # A retraction may keep or amplify a point's distance from its set.
-        left = _largest_distance(geometry, unravel(point)) > OFF
-        last = last._replace(reason=jnp.where(left, jnp.int32(Reason.OFF_SET), last.reason))
+        off_set = _largest_distance(geometry, unravel(point)) > OFF
+        last = last._replace(reason=jnp.where(off_set, jnp.int32(Reason.OFF_SET), last.reason))
         value, norm = (x / last.scale for x in (last.value, last.norm))
         return Result(point, value, norm, last.steps, last.evaluations, last.reason), last
 
@@ -231,9 +231,9 @@ def _run_method(
     def run_jvp(primals: Any, tangents: Any) -> Any:
         (start, data, progress), (_, changed, _) = primals, tangents
         result, last = run(start, data, progress)
-        moved, value = _implicit(problem, result.point, data, changed)
+        tangent, value = _implicit(problem, result.point, data, changed)
         zeros = jax.tree.map(_zero_tangent, (result, last))
-        return (result, last), (zeros[0]._replace(point=moved, value=value), zeros[1])
+        return (result, last), (zeros[0]._replace(point=tangent, value=value), zeros[1])
 
     if progress is None:
         progress = Progress.at_start(start.dtype, jnp.int32(RUNNING))
@@ -255,18 +255,18 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
     """
     at = problem(data)
     _, rhs = jax.jvp(lambda data: problem(data).gradient(point)[0], (data,), (changed,))
-    left, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
+    off_set, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
     # A gradient that is not quite zero leaves this much curvature where there is none.
-    noise = 8 * jnp.linalg.norm(left) / nonzero_or_one(jnp.linalg.norm(point))
+    noise = 8 * jnp.linalg.norm(off_set) / nonzero_or_one(jnp.linalg.norm(point))
     solve = functools.partial(_conjugate_gradients, jax.lax.stop_gradient(noise))
 
     def operator(vector: Array) -> Array:
         tangent = at.project(point, vector)
         return at.project(point, hessian(tangent)) + vector - tangent
 
-    moved = jax.lax.custom_linear_solve(operator, -rhs, solve, symmetric=True)
-    _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (moved, changed))
-    return moved, value
+    tangent = jax.lax.custom_linear_solve(operator, -rhs, solve, symmetric=True)
+    _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (tangent, changed))
+    return tangent, value
 
 
 def _conjugate_gradients(noise: Array, operator: Callable[[Array], Array], rhs: Array) -> Array:

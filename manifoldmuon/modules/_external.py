@@ -214,15 +214,15 @@ class ExternalModule(Printed):
             )
 
     def _weights(self) -> dict[str, WeightSpec]:
-        places: dict[str, list[WeightSpec]] = {}
+        specs_by_path: dict[str, list[WeightSpec]] = {}
         for spec in jax.tree.leaves(self.module.weights()):
             if spec.path is None:
                 raise ValueError(
                     "an external architecture is made of Param and bonds, whose weights have "
                     f"paths; this one holds an atom with a weight on {spec.space}:\n{self.module}"
                 )
-            places.setdefault(spec.path, []).append(spec)
-        return {path: shared_weight(f"at {path!r}", specs) for path, specs in places.items()}
+            specs_by_path.setdefault(spec.path, []).append(spec)
+        return {path: shared_weight(f"at {path!r}", specs) for path, specs in specs_by_path.items()}
 
 
 def _atom(param: Param) -> Module:

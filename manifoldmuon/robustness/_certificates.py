@@ -273,18 +273,18 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
 
 def _split_last_linear(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
     """Split a network before its last linear layer; return body, weights and scaled matrix."""
-    parts = net.parts if isinstance(net, Compose) else (net,)
+    layers = net.parts if isinstance(net, Compose) else (net,)
     weights = params if isinstance(net, Compose) else (params,)
     factor = 1.0
-    for place in reversed(range(len(parts))):
-        part = parts[place]
-        if isinstance(part, Mul):
-            factor *= part.factor
-        elif isinstance(part, Linear):
-            rows = factor * np.asarray(weights[place]).astype(np.float64)
-            before = Compose(parts[:place]) if place else Identity()
-            return before, weights[:place], rows
-        elif not isinstance(part, Bias):
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        if isinstance(layer, Mul):
+            factor *= layer.factor
+        elif isinstance(layer, Linear):
+            rows = factor * np.asarray(weights[index]).astype(np.float64)
+            before = Compose(layers[:index]) if index else Identity()
+            return before, weights[:index], rows
+        elif not isinstance(layer, Bias):
             break
     return net, params, None
 

@@ -38,13 +38,13 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
     jax.eval_shape(function, *arguments)
     mesh = jax.sharding.AbstractMesh((2,), ("devices",), axis_types=(AxisType.Auto,))
     every, same = PartitionSpec("devices"), PartitionSpec()
-    places = range(len(arguments))
-    for varying in (*({place} for place in places), set(places)):
+    indices = range(len(arguments))
+    for varying in (*({index} for index in indices), set(indices)):
 
         def inside(mark, given, varying=frozenset(varying)):
             marked = [
-                match_varying_axes(tree, mark) if place in varying else tree
-                for place, tree in enumerate(given)
+                match_varying_axes(tree, mark) if index in varying else tree
+                for index, tree in enumerate(given)
             ]
             return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*marked))
 

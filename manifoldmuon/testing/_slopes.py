@@ -118,9 +118,9 @@ def _taylor_errors(
     bends = along(jax.jvp(gradients, (point,), (vector,))[1])
 
     def at(t: Array) -> tuple[Array, ...]:
-        moved = manifold.retract(point, t * vector)
-        missed = moved - point - t * vector
-        first = costs(moved) - costs(point) - t * slopes
+        new_point = manifold.retract(point, t * vector)
+        missed = new_point - point - t * vector
+        first = costs(new_point) - costs(point) - t * slopes
         bent = size(manifold.project_tangent(point, missed))
         return size(missed), bent, size(first), size(first - t * t / 2 * bends)
 

@@ -346,10 +346,10 @@ def _masked_partition_and_chain(case: CheckedTransformation) -> None:
     outside = jax.tree.map(lambda m, u, g: u if m else g, mask, wanted, case.grads)
     frozen = jax.tree.map(lambda m, u: u if m else zeros_like(u), mask, wanted)
     labels = jax.tree.map(lambda m: "moving" if m else "frozen", mask)
-    parts: dict[Hashable, Any] = {"moving": case.tx, "frozen": optax.set_to_zero()}
+    optimizers: dict[Hashable, Any] = {"moving": case.tx, "frozen": optax.set_to_zero()}
     for wrapped, expected in (
         (optax.masked(case.tx, mask), outside),
-        (optax.partition(parts, labels), frozen),
+        (optax.partition(optimizers, labels), frozen),
         (optax.chain(optax.identity(), case.tx), wanted),
     ):
         state = wrapped.init(case.params)

@@ -192,8 +192,8 @@ def nuclear_parts(
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    left = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
-    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(left)
+    rest = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
+    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(rest)
 
 
 def _apply(matrix, vector):
@@ -260,8 +260,8 @@ def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
         return jnp.zeros(gram.shape[:-2], gram.dtype)
     value, right = largest_eigenpair(gram, steps)
     most, column = nonzero_or_one(value), right[..., None]
-    left = product(gram, column) - expand_trailing(value, 2) * column
-    error = frobenius_norm(left) / most + 4 * float(jnp.finfo(gram.dtype).eps)
+    residual = product(gram, column) - expand_trailing(value, 2) * column
+    error = frobenius_norm(residual) / most + 4 * float(jnp.finfo(gram.dtype).eps)
     rest = gram - expand_trailing(value, 2) * column * right[..., None, :]
     # Flip the axes for another start: in the pair's eigenspace the first start has no other part.
     after = largest_eigenvalue(jnp.flip(rest, (-2, -1)), steps) / most

@@ -232,8 +232,8 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
 
 def _prefixes(path: str) -> list[str]:
     """Return the paths of the whole tree, of each branch above a node, and of the node itself."""
-    parts = path.split("/")
-    return [""] * (path != "") + ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    keys = path.split("/")
+    return [""] * (path != "") + ["/".join(keys[: i + 1]) for i in range(len(keys))]
 
 
 def if_complex(dtype: Any) -> str:

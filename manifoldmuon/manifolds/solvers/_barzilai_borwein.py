@@ -74,8 +74,8 @@ class BarzilaiBorwein(WarmSolver):
             reduced = problem.part + shift
             direction = norm.dualize(reduced)
             residual = at.project(direction)
-            moved, turned = shift - before, residual - residual_before
-            curved = inner(moved, turned)
+            change, turned = shift - before, residual - residual_before
+            curved = inner(change, turned)
             length = inner(reduced, direction) / nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
             step = jnp.where(curved > 0, curved / nonzero_or_one(inner(turned, turned)), step)

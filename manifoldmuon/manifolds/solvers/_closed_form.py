@@ -114,8 +114,8 @@ class SkewPolar(StiefelSolver):
             if self.precision == jax.lax.Precision.HIGHEST:
                 # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
                 # signs.
-                left = frobenius_norm(lift + lift @ (sign @ sign))
-                missed += math.sqrt(lift.shape[-1]) * left
+                rest = frobenius_norm(lift + lift @ (sign @ sign))
+                missed += math.sqrt(lift.shape[-1]) * rest
             else:  # rounding leaves the sign not exactly skew
                 missed += nuclear_parts(lift, sign, self.precision)[1]
             gap = duality_gap(value + missed, value, scaled, self.precision)

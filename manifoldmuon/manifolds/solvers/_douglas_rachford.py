@@ -121,11 +121,11 @@ def _tangent_part(norm: Norm, normal: Normal, problem: TangentGradient) -> Float
     away = problem.whole - problem.part
     # Adding 1, the length of the tangent part, keeps the correction small for a short normal part.
     length = 1 + inner_product(away, away, ndim)
-    left = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
+    normal_part = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
     # Zero in exact arithmetic, and so is its derivative.
-    part = problem.part - jax.lax.stop_gradient(left)
-    part = part - normal.project(part)
-    return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
+    tangent = problem.part - jax.lax.stop_gradient(normal_part)
+    tangent = tangent - normal.project(tangent)
+    return tangent / nonzero_or_one(expand_trailing(norm.bound(tangent), ndim))
 
 
 def _guaranteed_gain(problem: TangentGradient, direction: Floats, ndim: int) -> Numbers:

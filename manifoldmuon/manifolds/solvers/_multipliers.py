@@ -51,15 +51,15 @@ class TangentGradient(NamedTuple):
 def without_normal(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     """Remove the normal part of a gradient, twice: the rest may be as small as rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
-    part = scaled - normal.project(scaled)
-    part = part - normal.project(part)
-    size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    tangent = scaled - normal.project(scaled)
+    tangent = tangent - normal.project(tangent)
+    size, length = frobenius_norm(tangent, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     still = size <= noise  # false for a NaN
-    unit = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(part, ndim))
+    normalized = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(tangent, ndim))
     size = nonzero_or_one(size)
     return TangentGradient(
-        unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0
+        normalized, scaled / expand_trailing(size, ndim), noise / size, still, length == 0
     )
 
 
@@ -84,8 +84,8 @@ def certified(
     value = inner_product(grad, direction, ndim)
     if jax.tree.leaves(dual):
 
-        def or_tangent_part(answer):
-            direction, dual, value = answer
+        def or_tangent_part(result):
+            direction, dual, value = result
             size = nonzero_or_one(norm.bound(problem.part))
             plain = problem.part / expand_trailing(size, ndim)
             gained = inner_product(grad, plain, ndim)
@@ -94,8 +94,8 @@ def certified(
             return pick(worse, (plain, cold, gained), (direction, dual, value))
 
         poor = jnp.any(value < 0.5 * upper)
-        answer = direction, dual, value
-        direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, answer)
+        result = direction, dual, value
+        direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, result)
     noise = problem.noise * frobenius_norm(attained, ndim)
     gap = relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
