@@ -93,7 +93,7 @@ class LBFGS(Method):
           gradient: gradient at the new point.
           before: the last gradient, moved to the new point; zeros at first.
           step: the step, moved to the new point; zeros at first.
-          moved: remembered steps and changes of the gradient, moved to the new point.
+          transported: remembered steps and gradient changes, projected at the new point.
         """
         # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
         memory = memory._replace(

@@ -34,14 +34,14 @@ class TangentGradient(NamedTuple):
     """A gradient without its normal part.
 
     Attributes:
-      part: the tangent part, of Frobenius norm 1, or zero.
+      tangent: the tangent part, of Frobenius norm 1, or zero.
       whole: the gradient in the same units.
-      noise: the rounding error that `part` may have.
+      noise: the rounding error that `tangent` may have.
       still: whether the tangent part is no more than rounding.
       zero: whether the gradient is zero.
     """
 
-    part: Floats
+    tangent: Floats
     whole: Floats
     noise: Numbers
     still: Bool[Array, "*batch"]
@@ -58,9 +58,8 @@ def without_normal(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     still = size <= noise  # false for a NaN
     normalized = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(tangent, ndim))
     size = nonzero_or_one(size)
-    return TangentGradient(
-        normalized, scaled / expand_trailing(size, ndim), noise / size, still, length == 0
-    )
+    whole = scaled / expand_trailing(size, ndim)
+    return TangentGradient(normalized, whole, noise / size, still, length == 0)
 
 
 def certified(
@@ -86,8 +85,8 @@ def certified(
 
         def or_tangent_part(result):
             direction, dual, value = result
-            size = nonzero_or_one(norm.bound(problem.part))
-            plain = problem.part / expand_trailing(size, ndim)
+            size = nonzero_or_one(norm.bound(problem.tangent))
+            plain = problem.tangent / expand_trailing(size, ndim)
             gained = inner_product(grad, plain, ndim)
             worse = value < gained  # false for a NaN, which must stay
             cold = jax.tree.map(jnp.zeros_like, dual)
