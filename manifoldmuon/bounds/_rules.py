@@ -74,7 +74,7 @@ def bound_bias(atom: modules.Bias, weights: WeightRegion, x: NormBound) -> Lipsc
     length, step = (
         times(positions, radius / root) for radius in (weights.rows(row)[0], weights.step_rows(row))
     )
-    reason = f"a bias is as long as there are places in the norm {size.norm}"
+    reason = f"a bias at an unknown number of positions has no bound in the norm {size.norm}"
     out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
     return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
 

@@ -57,8 +57,8 @@ class ComplexStiefel(Manifold):
         check_fields(self, scale="(0, inf)")
         if isinstance(self.retraction, QR):
             raise ValueError(
-                "ComplexStiefel.retraction: QR() of the real form is not that of the complex "
-                "matrix; use Polar()"
+                "ComplexStiefel.retraction must not be QR(): the real form has another QR factor "
+                "than the complex matrix; use Polar()"
             )
         _ = self._real  # checks solver and retraction
 

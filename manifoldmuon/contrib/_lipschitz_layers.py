@@ -56,8 +56,8 @@ class LocallyConnected(Atom):
     def __post_init__(self):
         if not isinstance(self.places, tuple) or not self.places:
             raise ValueError(
-                "LocallyConnected.places must be a tuple of at least one length; got "
-                f"{self.places!r}. A layer without places is Linear"
+                "LocallyConnected.places must be a nonempty tuple of lengths; got "
+                f"{self.places!r}. Without position axes, use Linear"
             )
         for size in self.places:
             check_number("LocallyConnected.places", size, within="[1, inf)", whole=True)

@@ -43,7 +43,7 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     from matplotlib.transforms import Affine2D
 
     if min(shape) < 1:
-        raise ValueError(f"shape must be that of a matrix, such as (64, 32); got {shape}")
+        raise ValueError(f"shape must have two positive lengths, such as (64, 32); got {shape}")
     rows, columns = shape
     outline = TextPath((0, 0), "a", size=100, prop=FontProperties(family="DejaVu Sans"))
     box = outline.get_extents()

@@ -313,7 +313,7 @@ class LaidOut(Value):
         if self.manifold.ndim < 2:
             raise ValueError(
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
-                f"{self.manifold.ndim} axes; use that manifold without one"
+                f"{self.manifold.ndim} axes; use the manifold without a layout"
             )
         layout, taken = self.layout, self.manifold.ndim - 2
         given = len(cast(tuple[int, ...], layout.taps))
@@ -352,7 +352,7 @@ class LaidOut(Value):
                 self.manifold.check_shape(layout.inner_shape(block))
             except ValueError as error:
                 raise ValueError(
-                    f"{error} ({self.layout} made that of the shape {tuple(shape)})"
+                    f"{error} ({self.layout} arranges the array of shape {tuple(shape)})"
                 ) from None
 
 

@@ -231,7 +231,7 @@ class Orthogonal(Stiefel):
         if shape[-2] != shape[-1]:
             raise ValueError(
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
-                f"{tuple(shape)}. Use Stiefel() for rectangular ones"
+                f"{tuple(shape)}. Use Stiefel() for rectangular matrices"
             )
 
 
@@ -261,8 +261,8 @@ class Grassmann(_Orthonormal):
         check_axes(self, shape)
         if shape[-2] == shape[-1]:
             raise ValueError(
-                f"Grassmann takes rectangular matrices; got the shape {tuple(shape)}. Columns that "
-                "span the whole space have nowhere to move: use Orthogonal() for square matrices"
+                f"Grassmann takes rectangular matrices; got the square shape {tuple(shape)}, which "
+                "has a single subspace, the whole space. Use Orthogonal() for square matrices"
             )
 
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:

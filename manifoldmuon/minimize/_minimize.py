@@ -133,7 +133,7 @@ def _solve_compiled(
 
 def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
     if not any(map(jnp.size, leaves)):
-        raise ValueError("minimize: x0 has no numbers; give it at least one array with entries")
+        raise ValueError("minimize: x0 has no numbers; give it a nonempty array")
     dtypes = {jnp.result_type(leaf) for leaf in leaves}
     if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _DTYPES:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
@@ -142,13 +142,14 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
         manifold = entry.manifold if isinstance(entry, LaidOut) else entry
         if isinstance(manifold, SpectralSphere):
             raise ValueError(
-                f"minimize: minima on {manifold!r} lie at its corners, where singular values tie"
-                " and no gradient is zero; use optim.manifold_muon, or a set without corners"
+                f"minimize: {manifold!r} is not supported: its minima are at corners, with equal"
+                " singular values and a nonzero gradient; use optim.manifold_muon, or a smooth"
+                " manifold"
             )
         if manifold.has_boundary:
             raise ValueError(
-                f"minimize: {manifold!r} has a boundary, where a zero gradient is not what tells"
-                " a minimum; use optim.manifold_muon, or a set without one"
+                f"minimize: {manifold!r} has a boundary, where minima have nonzero gradients; use"
+                " optim.manifold_muon, or a manifold without boundary"
             )
     return dtype
 
@@ -207,7 +208,7 @@ def _run_method(
     def of_vector(x: Array, *args: Any) -> Array:
         value = f(unravel(x), *args)
         if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            raise TypeError(f"minimize: f must return one real number; got {jax.typeof(value)}")
+            raise TypeError(f"minimize: f must return a real number; got {jax.typeof(value)}")
         return jnp.asarray(value, x.dtype)
 
     # Captured values become arguments, so that derivatives with respect to them exist.

@@ -209,8 +209,8 @@ class ExternalModule(Printed):
         ]
         if left_over:
             raise ValueError(
-                f"no Param names the parameters at {left_over}: declare what the model does with "
-                "them, or add the paths of those that play no part to ExternalModule(unused=...)"
+                f"no Param names the parameters at {left_over}: declare a Param for each, or add "
+                "unused parameters to ExternalModule(unused=...)"
             )
 
     def _weights(self) -> dict[str, WeightSpec]:
@@ -218,8 +218,8 @@ class ExternalModule(Printed):
         for spec in jax.tree.leaves(self.module.weights()):
             if spec.path is None:
                 raise ValueError(
-                    "an external architecture is made of Param and bonds, whose weights have "
-                    f"paths; this one holds an atom with a weight on {spec.space}:\n{self.module}"
+                    "an external architecture consists of Param and bonds; got an atom with a "
+                    f"weight on {spec.space}. Replace it by Param:\n{self.module}"
                 )
             specs_by_path.setdefault(spec.path, []).append(spec)
         return {path: shared_weight(f"at {path!r}", specs) for path, specs in specs_by_path.items()}
@@ -228,8 +228,8 @@ class ExternalModule(Printed):
 def _atom(param: Param) -> Module:
     if param.atom is None:
         raise ValueError(
-            f"{param.describe()} does not say what the model does with its weight: "
-            "Param(..., atom=Linear(fan_out, fan_in)), say"
+            f"{param.describe()} has no atom, so its effect on the input is unknown: write "
+            "Param(..., atom=Linear(fan_out, fan_in)) or another atom"
         )
     return dataclasses.replace(param.atom.on(param._set), mass=param.mass)
 
@@ -245,10 +245,8 @@ def _nest(values: dict[str, Any]) -> Any:
         for depth, key in enumerate(above):
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise ValueError(
-                    f"Param {path!r} lies inside Param {'/'.join(above[: depth + 1])!r}"
-                )
+                raise ValueError(f"Param {path!r} is inside Param {'/'.join(above[: depth + 1])!r}")
         if name in node:
-            raise ValueError(f"other parameters lie inside Param {path!r}")
+            raise ValueError(f"Param {path!r} contains other parameters")
         node[name] = value
     return tree

@@ -520,7 +520,7 @@ class Add(Bond):
 def _add_terms(*terms: Any) -> Any:
     if len({jnp.shape(term) for term in terms}) > 1:
         shapes = " and ".join(str(jnp.shape(term)) for term in terms)
-        raise ValueError(f"Add takes terms of one shape; got {shapes}: broadcast them first")
+        raise ValueError(f"Add takes terms of equal shape; got {shapes}: broadcast them first")
     return functools.reduce(jnp.add, terms)
 
 

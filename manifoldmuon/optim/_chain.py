@@ -49,9 +49,9 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
         one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", tx)
         if isinstance(tx, Terminal) and i < count - 1:
             raise ValueError(
-                f"chain: transformation {i} of {count} is a retract, but it must be last: whatever"
-                " changes its updates takes the parameters off the manifold. Move what follows"
-                " (learning rate, budgets, weight decay, clipping) in front of it; the page"
+                f"chain: transformation {i} of {count} is a retract, but it must be last: changing"
+                " its updates takes the parameters off the manifold. Move the transformations"
+                " after it (learning rate, budgets, weight decay, clipping) before it; the page"
                 " 'Transformations' has the order of a chain."
             )
     ends = any(isinstance(tx, Terminal) for tx in transformations[-1:])
@@ -136,7 +136,7 @@ def check_chain(
         total = jax.tree.map(np.add, total, grads)
     before, leaves = plan.leaves(start), plan.leaves(moving)
     if all(np.array_equal(before[i], leaves[i]) for i in plan.real):
-        raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
+        raise ValueError(f"check_chain: no parameter changed in {steps} steps; use larger steps.")
     distant = {}
     distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
     for weight in plan.weights:
@@ -147,15 +147,15 @@ def check_chain(
             distant[path] = float(distances[path])
     if distant:
         raise ValueError(
-            f"after {steps} steps these parameters have left their manifold, at distance {distant}."
-            " `retract` must be there and last: nothing may change updates after it; the"
-            " page 'Transformations' says it of each wrapper of Optax."
+            f"after {steps} steps these parameters are off their manifold, at distance {distant}."
+            " `retract` must be the last transformation: its updates must not be changed. For"
+            " Optax's wrappers see the page 'Transformations'."
         )
     if value_fn is None and _cosine(start, moving, total) > 0.1:
         raise ValueError(
-            "check_chain: updates climb: they lie along the gradients. A learning rate turns an"
-            " ascending direction around once: optax.scale_by_learning_rate(rate) or"
-            " optax.scale(-rate), and none behind an optimizer that has its own."
+            "check_chain: the updates ascend, along the gradients. Change the sign exactly once:"
+            " with optax.scale_by_learning_rate(rate) or optax.scale(-rate), but not after an"
+            " optimizer that has its own learning rate."
         )
 
 

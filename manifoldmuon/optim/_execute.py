@@ -131,7 +131,7 @@ def execute(
             leaves[i] = Leaf(weight, tuple(arrays), own)
     if unknown:
         raise ValueError(
-            f"{name}: the state knows no parameters {unknown}; it was made for another tree. Call"
+            f"{name}: the state has no entries for {unknown}; it belongs to another tree. Call"
             " tx.init(params) again."
         )
     results = {}

@@ -191,9 +191,9 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
     wrong = [path for path, bad in zip(paths, unfit, strict=True) if bad]
     if wrong:
         raise ValueError(
-            f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, for good."
-            " Give them a radius, for instance radius=by_path({...: 1.0, '**': None}), or start"
-            " them elsewhere."
+            f"keep_norms: {wrong} have weights whose norm is zero or not finite, and would keep it."
+            " Give a radius, for instance radius=by_path({...: 1.0, '**': None}), or initialise"
+            " them differently."
         )
 
 
@@ -208,8 +208,8 @@ def _plan_spheres(geometry: Geometry, params: Any) -> Plan:
     for weight in plan.weights:
         if weight.manifold.constrained and not on_sphere(weight.manifold):
             raise ValueError(
-                f"keep_norms: the geometry of {weight.path!r} is {weight.manifold}; a weight of"
-                " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
+                f"keep_norms: the geometry of {weight.path!r} must be a Hypersphere or free; got"
+                f" {weight.manifold}. For matrices, use Hypersphere(ndim=2)."
             )
     return plan
 

@@ -83,7 +83,7 @@ def check_all(laws: Sequence[tuple[int, Callable[..., None]]], where: str, *args
             first, *_ = str(error).splitlines() or [""]
             broken.append(f"{number}. law broken: no error ({type(error).__name__}: {first})")
     if broken:
-        raise AssertionError("\n".join([*broken, f"The laws stand, numbered, in {where}."]))
+        raise AssertionError("\n".join([*broken, f"See the numbered laws in {where}."]))
 
 
 def require(law: str, holds: bool, details: str = "") -> None:

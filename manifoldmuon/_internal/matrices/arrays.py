@@ -48,8 +48,8 @@ def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
     """
     if x.ndim < ndim:
         raise ValueError(
-            f"an array of shape {tuple(x.shape)} has {x.ndim} axes, but one weight takes the "
-            f"trailing {ndim}; choose a norm or manifold made for {x.ndim} axes"
+            f"expected at least {ndim} axes; got the shape {tuple(x.shape)}. Choose a norm or "
+            f"manifold for {x.ndim} axes"
         )
     return tuple(range(-ndim, 0))
 
@@ -115,8 +115,8 @@ def upcast(x: Floats) -> Floats:
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(
-            f"got {x.dtype}; only real numbers are known here. Keep the real and the imaginary part"
-            " as two parameters, as optax.contrib.split_real_and_imaginary does"
+            f"complex numbers are not supported; got {x.dtype}. Keep real and imaginary part as two"
+            " parameters, as optax.contrib.split_real_and_imaginary does"
         )
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

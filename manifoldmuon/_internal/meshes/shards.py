@@ -80,7 +80,7 @@ def solve_sharded(mesh: Any, stacks: Sequence[Batch]) -> list[Any]:
     pairs = list(zip(plans, stacks, strict=True))
     given = [plan.send(stack.arguments) for plan, stack in pairs]
     # Every exchange waits for the slowest device. If devices own different numbers of matrices,
-    # work is balanced only over all stacks together: no exchange may come between two stacks.
+    # only their total work is balanced, so solve all stacks between two exchanges.
     wait = any(plan.one_by_one for plan in plans)
     given = jax.lax.optimization_barrier(given) if wait else given
     results = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
@@ -206,8 +206,8 @@ class _Plan(NamedTuple):
     def _stages(self) -> list[Axes]:
         """Return the mesh axes that divide the matrices of a part, stage by stage.
 
-        An axis must not be padded while it is divided. Two mesh axes must not leave the matrices of
-        a guessed stack at the same time, or the compiler gathers the stack.
+        The first stage is undivided if the axis is padded, or if the division is a guess: when two
+        mesh axes of a guessed stack change at once, the compiler gathers the stack.
         """
         whole_first = self.extra or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]

@@ -97,8 +97,7 @@ class ByPath:
             patterns = [_format_pattern(pattern) for pattern, _ in self.rules]
             raise ValueError(
                 f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
-                f" {patterns}."
-                " Add a pattern for them; the page 'Get started' says which."
+                f" {patterns}. Add a pattern; see the page 'Get started'."
             )
         used = {*chosen, *map(self.first_match, holes)}
         unused = [_format_pattern(p) for i, (p, _) in enumerate(self.rules) if i not in used]
@@ -214,7 +213,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             )
         if len(pairs) > 1:
             raise ValueError(
-                f"{name} has the entries {listed} for the parameter {path!r}. Keep one of them."
+                f"{name} has the entries {listed} for the parameter {path!r}. Keep a single entry."
             )
     above = {prefix for path in (*paths, *holes) for prefix in _prefixes(path)}
     unused = [

@@ -74,9 +74,9 @@ def certified(
 ) -> Steepest:
     """Return `direction` with the gap from `attained`, the duality map of `reduced = G - N`.
 
-    `grad` is G, with as much of its normal part as matters to a tangent direction. A multiplier
-    from another gradient may give a direction that gains little, or descends: if the tangent part
-    of the gradient gains more, it replaces the direction, and `dual` becomes a cold start.
+    `grad` is G or its tangent part. With a multiplier from another gradient, the direction may
+    gain little or even descend: if the tangent part of the gradient gains more, return that, with
+    a cold start as `dual`.
     """
     ndim = norm.ndim
     upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
