@@ -109,7 +109,7 @@ def _in_sequence(layers: Iterable[tuple[modules.Module, Any]], x: Sizes) -> Lips
     for module, weights in layers:
         bounds.append(bound_part(module, weights, whole.outputs))
         whole = whole.then(bounds[-1].transfer)
-    return dataclasses.replace(whole, layers=tuple(bounds))
+    return dataclasses.replace(whole, parts=tuple(bounds))
 
 
 @propagate.register

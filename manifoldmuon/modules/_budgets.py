@@ -159,9 +159,9 @@ def _total_mass(children: Parts) -> float:
     return float(sum(child.mass for child in children))
 
 
-def _fraction(child: float, whole: float) -> float:
+def _fraction(part: float, whole: float) -> float:
     """Return `part / whole`, or 0 if the whole is 0: a mass of 0 freezes."""
-    return child / whole if whole > 0 else 0.0
+    return part / whole if whole > 0 else 0.0
 
 
 def _ahead_of(sensitivity: Any, budget: np.ndarray) -> np.ndarray:
