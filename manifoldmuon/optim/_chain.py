@@ -95,7 +95,7 @@ def check_chain(
       **extra_args: further arguments of `update`, such as `max_logits=...`.
 
     Raises:
-      ValueError: parameters left their manifold (the message names them), updates climb (checked
+      ValueError: parameters left their manifold (the message names them), updates ascend (checked
         without `value_fn`), or no parameter moved, so that nothing was checked.
 
     Examples:
