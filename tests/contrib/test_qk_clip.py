@@ -194,16 +194,10 @@ def test_master_copies_are_clipped_in_float32():
         ({"max_logits": {"q": None}}, r"shape of its heads, \(4,\), .* got shape None"),
         ({"max_logits": {"v": 1.0}}, "max_logits has no entry for the parameter 'q'"),
         ({"max_logits": {"q": 1.0, "w": 1.0}}, r"the entries \['w'\] describe no parameter"),
-        (
-            {"geometry": {"q": Stiefel().with_axes(0, (1, 2)), "v": FLAT}},
-            r"\['q'\] are constrained",
-        ),
+        ({"geometry": {"q": Stiefel().with_axes(0, (1, 2)), "v": FLAT}}, r"\['q'\] are con"),
         ({"heads": optim.by_path({"q": 4, "v": None})}, "the entry of 'q' is 4; give a Layout"),
         ({"heads": {"q": Layout(in_blocks=2), "v": FUSED}}, "parameter 'q': .* does not divide"),
-        (
-            {"heads": optim.by_path({"q": FUSED, "v": None})},
-            r"its heads, \(8, 4\), .* got shape \(4,\)",
-        ),
+        ({"heads": optim.by_path({"q": FUSED, "v": None})}, r"\(8, 4\), .* got shape \(4,\)"),
         ({"heads": optim.by_path({"q": APART})}, r"no pattern matches the parameters \['v'\]"),
     ],
 )
