@@ -96,9 +96,9 @@ def check_axes(manifold: Any, shape: tuple[int, ...]) -> None:
     """Raise `ValueError` if a shape has too few axes for a point of a manifold."""
     if len(shape) < manifold.ndim:
         raise ValueError(
-            f"{type(manifold).__name__} takes the trailing {manifold.ndim} axes of an array as one "
-            f"point, but the shape {tuple(shape)} has {len(shape)}; use a manifold for fewer axes, "
-            f"such as Euclidean(Frobenius(ndim={len(shape)}))"
+            f"{type(manifold).__name__} needs at least {manifold.ndim} axes; got the shape "
+            f"{tuple(shape)}. Use a manifold for fewer axes, such as "
+            f"Euclidean(Frobenius(ndim={len(shape)}))"
         )
 
 

@@ -79,11 +79,11 @@ class LipschitzBounds:
             raise ValueError(f"expected {wanted}; got the sizes {x}")
         pairs = list(zip(sizes, norms, strict=True))
         factors = [factor_between(size, norm) for size, norm in pairs]
-        found = tuple(
+        converted = tuple(
             size if size.norm == norm else size.within(factor, norm=norm)
             for (size, norm), factor in zip(pairs, factors, strict=True)
         )
-        same = cls.identity(found[0] if count == 1 else found)
+        same = cls.identity(converted[0] if count == 1 else converted)
         return dataclasses.replace(same, slopes=np.diag(np.array(factors, float)))
 
     @classmethod
@@ -120,15 +120,15 @@ def nonnegative_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # Numbers of positive products, and of positive products without an infinite factor.
     positive, bounded = (1.0 * (x > 0) @ (1.0 * (y > 0)) for x, y in ((a, b), finite))
     with np.errstate(over="ignore"):  # overflow gives infinity
-        found = np.where(positive > 0, np.maximum(finite[0] @ finite[1], LEAST), 0.0)
-    return np.where(positive > bounded, np.inf, found)
+        result = np.where(positive > 0, np.maximum(finite[0] @ finite[1], LEAST), 0.0)
+    return np.where(positive > bounded, np.inf, result)
 
 
-def side_by_side(parts: Sequence[LipschitzBounds]) -> LipschitzBounds:
+def side_by_side(branches: Sequence[LipschitzBounds]) -> LipschitzBounds:
     """Return the bounds of modules that read the same input."""
     return LipschitzBounds(
-        tuple(part.outputs for part in parts),
-        np.concatenate([part.slopes for part in parts]),
-        np.concatenate([part.weights for part in parts]),
-        tuple(reason for part in parts for reason in part.reasons),
+        tuple(branch.outputs for branch in branches),
+        np.concatenate([branch.slopes for branch in branches]),
+        np.concatenate([branch.weights for branch in branches]),
+        tuple(reason for branch in branches for reason in branch.reasons),
     )

@@ -116,7 +116,7 @@ def _bounds_row(bounds: NetworkBounds) -> Node:
     row = (bounds.module.describe(), *sizes, *slopes)
     if isinstance(bounds.module, Stack):  # a single tree for all copies
         return row, [_span(*(_bounds_row(bounds.parts[i]) for i in (0, -1)))]
-    return row, [_bounds_row(part) for part in bounds.parts]
+    return row, [_bounds_row(child) for child in bounds.parts]
 
 
 def _format_sizes(x: Sizes) -> str:
@@ -239,11 +239,11 @@ def bound(
         weights = module.map_weights(known, params)
     if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
-    found = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
+    bounds = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
     free = params is None and any(
         not s.manifold.constrained for s in jax.tree.leaves(module.weights())
     )
-    return dataclasses.replace(found, assumptions=(_NORM_ONE,) if free else ())
+    return dataclasses.replace(bounds, assumptions=(_NORM_ONE,) if free else ())
 
 
 _NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothing constrains"
@@ -251,7 +251,7 @@ _NORM_ONE = "weights in flat space have norm at most 1 in its norm, which nothin
 
 def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
     if isinstance(bound, tuple):
-        return tuple(_declared(part, RMS()) for part in bound)
+        return tuple(_declared(child, RMS()) for child in bound)
     if isinstance(bound, NormBound):
         return bound
     if norm == OneHot():
@@ -269,5 +269,5 @@ def _input_norm(module: Module) -> ActivationNorm:
     if not isinstance(module, Compose | Stack | Tied | Concatenate):
         return RMS()
     first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
-    found = {_input_norm(part) for part in first}
-    return found.pop() if len(found) == 1 else RMS()
+    norms = {_input_norm(child) for child in first}
+    return norms.pop() if len(norms) == 1 else RMS()

@@ -70,11 +70,11 @@ def bound_bias(atom: modules.Bias, weights: WeightRegion, x: NormBound) -> Lipsc
     read, row = read_length(x, features=atom.features), (1, atom.features)
     size = read.outputs
     root = math.sqrt(atom.features) if size.norm == RMS() else 1.0
-    places = math.inf if size.is_length(2) else 1.0
+    positions = math.inf if size.is_length(2) else 1.0
     length, step = (
-        times(places, found / root) for found in (weights.rows(row)[0], weights.step_rows(row))
+        times(positions, radius / root) for radius in (weights.rows(row)[0], weights.step_rows(row))
     )
-    reason = f"a bias is as long as there are places in the norm {size.norm}"
+    reason = f"a bias at an unknown number of positions has no bound in the norm {size.norm}"
     out = NormBound(size.upper + length, max(size.lower - length, 0.0), size.norm, atom.features)
     return read.then_of(out, 1.0, weights=step, reasons=(reason,) if math.isinf(step) else ())
 
@@ -93,23 +93,23 @@ def bound_stack(module: modules.Stack, weights: Any, x: Sizes) -> LipschitzBound
 @propagate.register
 def bound_concatenate(module: modules.Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
     pairs = zip(module.parts, weights, strict=True)
-    parts = tuple(bound_part(part, inner, x) for part, inner in pairs)
-    return dataclasses.replace(side_by_side([part.transfer for part in parts]), parts=parts)
+    parts = tuple(bound_part(child, inner, x) for child, inner in pairs)
+    return dataclasses.replace(side_by_side([child.transfer for child in parts]), parts=parts)
 
 
 @propagate.register
 def bound_tied(module: modules.Tied, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound the untied module: every occurrence moves by the shared budget, and effects add up."""
-    part = bound_part(module.module, module.untied(weights), x)
-    return dataclasses.replace(part.transfer, parts=(part,))
+    child = bound_part(module.module, module.untied(weights), x)
+    return dataclasses.replace(child.transfer, parts=(child,))
 
 
-def _in_sequence(parts: Iterable[tuple[modules.Module, Any]], x: Sizes) -> LipschitzBounds:
-    whole, found = LipschitzBounds.identity(x), []
-    for module, weights in parts:
-        found.append(bound_part(module, weights, whole.outputs))
-        whole = whole.then(found[-1].transfer)
-    return dataclasses.replace(whole, parts=tuple(found))
+def _in_sequence(layers: Iterable[tuple[modules.Module, Any]], x: Sizes) -> LipschitzBounds:
+    whole, bounds = LipschitzBounds.identity(x), []
+    for module, weights in layers:
+        bounds.append(bound_part(module, weights, whole.outputs))
+        whole = whole.then(bounds[-1].transfer)
+    return dataclasses.replace(whole, parts=tuple(bounds))
 
 
 @propagate.register
@@ -137,7 +137,7 @@ def bound_add(bond: modules.Add, weights: Any, x: Sizes) -> LipschitzBounds:
     terms = [jax.tree.leaves(term) for term in x]
     columns = list(zip(*terms, strict=True))
     used = [{size.norm for size in column} for column in columns]
-    norms = [found.pop() if len(found) == 1 else RMS() for found in used]
+    norms = [distinct.pop() if len(distinct) == 1 else RMS() for distinct in used]
     read = convert_norm(x, *(norms * len(terms)))
     for one, other in itertools.chain(*(itertools.combinations(c, 2) for c in columns)):
         one.expect_features(other.features)

@@ -173,14 +173,14 @@ class WeightRegion:
     radius: float
     drift: float
 
-    def copy(self, index: int) -> "Weight":
+    def copy(self, index: int) -> "WeightRegion":
         """Return the weight of a single copy of a stack."""
         if (value := self.value) is not None:
             self.expect_shape((len(self.spec.budget), *value.shape[1:]))
             value = value[index]
         return dataclasses.replace(self.with_budget(self.spec.budget[index]), value=value)
 
-    def with_budget(self, budget: Any) -> "Weight":
+    def with_budget(self, budget: Any) -> "WeightRegion":
         """Return the same weight in another modular norm."""
         return dataclasses.replace(
             self, spec=dataclasses.replace(self.spec, budget=np.asarray(budget))

@@ -57,8 +57,8 @@ class ComplexStiefel(Manifold):
         check_fields(self, scale="(0, inf)")
         if isinstance(self.retraction, QR):
             raise ValueError(
-                "ComplexStiefel.retraction: QR() of the real form is not that of the complex "
-                "matrix; use Polar()"
+                "ComplexStiefel.retraction must not be QR(): the real form has another QR factor "
+                "than the complex matrix; use Polar()"
             )
         _ = self._real  # checks solver and retraction
 
@@ -97,9 +97,9 @@ class ComplexStiefel(Manifold):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 3)
-        found = _pair(self._real.project(_real_form(scaled)))
+        nearest = _pair(self._real.project(_real_form(scaled)))
         # Without full rank some polar factors of the real form belong to no complex matrix.
-        lost = self.distance(found) > 1000 * jnp.finfo(found.dtype).eps
+        lost = self.distance(nearest) > 1000 * jnp.finfo(nearest.dtype).eps
 
         def decomposed(x: Array) -> Array:
             def factor(matrix: Array) -> Array:
@@ -108,11 +108,11 @@ class ComplexStiefel(Manifold):
 
             near = self.from_complex(map_matrices(factor, self.to_complex(x)))
             return jnp.where(
-                expand_trailing(lost, 3), _pair(self._real.project(_real_form(near))), found
+                expand_trailing(lost, 3), _pair(self._real.project(_real_form(near))), nearest
             )
 
         still = jax.lax.stop_gradient(scaled)
-        whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: found, still)
+        whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: nearest, still)
         return whole.astype(point.dtype)
 
     def project_tangent(self, point: Pairs, vector: Pairs) -> Pairs:
@@ -125,8 +125,8 @@ class ComplexStiefel(Manifold):
     def steepest(self, point: Pairs, grad: Pairs, dual: Any = ()) -> Steepest:
         # Averaging a direction into the form [[A, -B], [B, A]] keeps its gain and does not lengthen
         # it: the real and the complex problem have the same optimum and gap.
-        answer = self._real.steepest(_real_form(point), _real_form(grad), dual)
-        return answer._replace(direction=_pair(answer.direction))
+        result = self._real.steepest(_real_form(point), _real_form(grad), dual)
+        return result._replace(direction=_pair(result.direction))
 
     def retract(self, point: Pairs, vector: Pairs) -> Pairs:
         return _pair(self._real.retract(_real_form(point), _real_form(vector)))

@@ -56,8 +56,8 @@ class LocallyConnected(Atom):
     def __post_init__(self):
         if not isinstance(self.places, tuple) or not self.places:
             raise ValueError(
-                "LocallyConnected.places must be a tuple of at least one length; got "
-                f"{self.places!r}. A layer without places is Linear"
+                "LocallyConnected.places must be a nonempty tuple of lengths; got "
+                f"{self.places!r}. Without position axes, use Linear"
             )
         for size in self.places:
             check_number("LocallyConnected.places", size, within="[1, inf)", whole=True)
@@ -125,8 +125,8 @@ class TwoTap(Atom):
         self.expect_features(x, self.channels)
         if x.ndim < -self.axis:
             raise ValueError(f"TwoTap shifts along axis {self.axis}; got an input of {x.shape}")
-        part = jnp.matmul(jnp.matmul(x, params), params.T)
-        return x - part + jnp.roll(part, self.offset, self.axis)
+        projected = jnp.matmul(jnp.matmul(x, params), params.T)
+        return x - projected + jnp.roll(projected, self.offset, self.axis)
 
 
 def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:

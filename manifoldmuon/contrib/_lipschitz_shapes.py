@@ -60,8 +60,8 @@ class Shift(Bond):
             raise ValueError(f"Shift takes (..., height, width, channels); got {x.shape}")
         stay, *moving = jnp.array_split(x, 5, axis=-1)
         ways = ((-self.pixels, -3), (self.pixels, -3), (-self.pixels, -2), (self.pixels, -2))
-        moved = [jnp.roll(part, by, axis) for part, (by, axis) in zip(moving, ways, strict=True)]
-        return jnp.concatenate([stay, *moved], axis=-1)
+        rolled = [jnp.roll(chunk, by, axis) for chunk, (by, axis) in zip(moving, ways, strict=True)]
+        return jnp.concatenate([stay, *rolled], axis=-1)
 
 
 @propagate.register

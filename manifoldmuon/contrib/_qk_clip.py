@@ -125,8 +125,8 @@ def _find_heads(heads: Heads, geometry: Geometry, params: Any) -> Matched:
     entries = {matched.paths[i]: getattr(manifolds[i], "manifold", manifolds[i]) for i in clipped}
     if constrained := [path for path, entry in entries.items() if entry and entry.constrained]:
         raise ValueError(
-            f"with_qk_clip scales weights, but {constrained} lie on constrained manifolds, which"
-            " say how large they are; leave them out (None), or choose Euclidean with a norm"
+            f"with_qk_clip: {constrained} are constrained, and scaling would take them off their"
+            " manifolds; leave them out (None), or choose Euclidean with a norm"
         )
     return matched
 
@@ -161,9 +161,9 @@ def _factors(
     shape = None if logits is None else jnp.shape(logits)
     if shape not in ((), heads):
         raise ValueError(
-            f"with_qk_clip: the largest logits of {path!r} have shape {shape}, and its heads"
-            f" {heads}: give one number for each head (where queries share a key, the key gets the"
-            " largest of its group), or one for all"
+            f"with_qk_clip: max_logits of {path!r} must have the shape of its heads, {heads}, or be"
+            f" a single number; got shape {shape}. A key shared by several queries takes the"
+            " largest logit of its group"
         )
     logits = jnp.broadcast_to(jnp.asarray(logits, jnp.float32), heads)
     above = jnp.isfinite(logits) & (logits > threshold)

@@ -112,9 +112,9 @@ def quantized(
         )
         large = {path_string(path) for path, held in flatten_with_path(chosen)[0] if held}
 
-        def encode(place: str, x: Any) -> Any:
-            if place in large:
-                x, scales[place] = _encode(x, code, block)
+        def encode(path: str, x: Any) -> Any:
+            if path in large:
+                x, scales[path] = _encode(x, code, block)
             return x
 
         return QuantizedState(_map_paths(encode, state), scales)
@@ -122,12 +122,12 @@ def quantized(
     def update_fn(updates, state, params=None, **extra_args):
         before, scales = state.scales, {}
 
-        def decode(place: str, x: Any) -> Any:
-            return _decode(x, before[place]) if place in before else x
+        def decode(path: str, x: Any) -> Any:
+            return _decode(x, before[path]) if path in before else x
 
-        def encode(place: str, x: Any) -> Any:
-            if place in before:
-                x, scales[place] = _encode(x.astype(before[place].dtype), code, block)
+        def encode(path: str, x: Any) -> Any:
+            if path in before:
+                x, scales[path] = _encode(x.astype(before[path].dtype), code, block)
             return x
 
         updates, after = base.update(updates, _map_paths(decode, state.inner), params, **extra_args)
@@ -187,9 +187,9 @@ def _encode_blocks(
     blocks = upcast(_cut(x, count))
     scales = largest(jnp.abs(blocks), -1, keepdims=True)
     # XLA multiplies by the inverse: denormal above 8.5e37, and flushed to zero.
-    parts, _ = scale_to_unit_exponent(blocks, 1)
-    parts = parts / nonzero_or_one(largest(jnp.abs(parts), -1, keepdims=True))
-    companded = jnp.sign(parts) * jnp.log1p(_MU * jnp.abs(parts)) / math.log1p(_MU)
+    normalized, _ = scale_to_unit_exponent(blocks, 1)
+    normalized = normalized / nonzero_or_one(largest(jnp.abs(normalized), -1, keepdims=True))
+    companded = jnp.sign(normalized) * jnp.log1p(_MU * jnp.abs(normalized)) / math.log1p(_MU)
     codes = jnp.round(jnp.iinfo(code).max * companded).astype(code)
     return _join(codes, x.shape[-1]), scales[..., 0].astype(x.dtype)
 
@@ -198,8 +198,8 @@ def _decode_blocks(
     codes: Int[Array, "*rest n"], scales: Float[Array, "*rest blocks"]
 ) -> Float[Array, "*rest n"]:
     companded = _cut(codes, scales.shape[-1]).astype(jnp.float32) / jnp.iinfo(codes.dtype).max
-    parts = jnp.sign(companded) * jnp.expm1(jnp.abs(companded) * math.log1p(_MU)) / _MU
-    return _join(parts * scales[..., None], codes.shape[-1]).astype(scales.dtype)
+    normalized = jnp.sign(companded) * jnp.expm1(jnp.abs(companded) * math.log1p(_MU)) / _MU
+    return _join(normalized * scales[..., None], codes.shape[-1]).astype(scales.dtype)
 
 
 def _cut(x: Shaped[Array, "*rest n"], count: int) -> Shaped[Array, "*rest {count} length"]:

@@ -109,7 +109,7 @@ def einsum(text: str | None) -> Mapping[str, Role]:
 
     Axes shared by input, kernel and output are copies. Other texts give no kernel.
     """
-    found = {"bias": REST}
+    roles = {"bias": REST}
     if text and text.count(",") == 1 and "->" in text:
         sides, output = text.replace(" ", "").split("->")
         given, kernel = sides.split(",")
@@ -118,8 +118,8 @@ def einsum(text: str | None) -> Mapping[str, Role]:
         outs = tuple(i for i, x in numbered if x in output and x not in given)
         alone = [x for x in kernel if x == "." or (x not in given and x not in output)]
         if ins and outs and not alone:
-            found["kernel"] = matrix(Layout(ins, outs, ndim=len(kernel)))
-    return found
+            roles["kernel"] = matrix(Layout(ins, outs, ndim=len(kernel)))
+    return roles
 
 
 def axes(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -131,17 +131,17 @@ def convolution(taps: int, groups: int, reads: int | None) -> Role:
 
     `groups` are equal parts of the outputs: groups of channels, or the gates of a recurrent cell.
     """
-    places = tuple(range(-taps - 2, -2))
-    whole = Layout((*places, -2), -1, out_blocks=groups)
-    return Role("convolutions", whole, Layout(-2, -1, places, out_blocks=groups), reads)
+    spatial = tuple(range(-taps - 2, -2))
+    whole = Layout((*spatial, -2), -1, out_blocks=groups)
+    return Role("convolutions", whole, Layout(-2, -1, spatial, out_blocks=groups), reads)
 
 
 def transposed_convolution(taps: int, flipped: bool, reads: int | None) -> Role:
     """Return a kernel (*taps, in, out), flipped (*taps, out, in): from in to (taps out)."""
-    places, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
+    spatial, ins, outs = tuple(range(-taps - 2, -2)), -2, -1
     if flipped:
         ins, outs = outs, ins
-    return Role("convolutions", Layout(ins, (*places, outs)), Layout(ins, outs, places), reads)
+    return Role("convolutions", Layout(ins, (*spatial, outs)), Layout(ins, outs, spatial), reads)
 
 
 def flax_convolution(module: Any, per_head: bool) -> Mapping[str, Role]:
@@ -180,17 +180,17 @@ def overlap(
     strides, dilations = (
         (x or 1,) * len(kernel) if isinstance(x, int | None) else x for x in (stride, dilation)
     )
-    found = 1
+    count = 1
     for taps, by, apart in zip(kernel, strides, dilations, strict=True):
         step = 1 if padding == "CIRCULAR" else by // math.gcd(by, apart)
-        found *= -(-taps // step)
-    return found
+        count *= -(-taps // step)
+    return count
 
 
 def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """Return path and module of each module above a parameter, outermost first."""
-    parts = path.split("/")
-    above = ("/".join(parts[:count]) for count in range(len(parts)))
+    keys = path.split("/")
+    above = ("/".join(keys[:count]) for count in range(len(keys)))
     return [(name, modules[name]) for name in above if name in modules]
 
 
@@ -216,7 +216,7 @@ def entries(
     overrides = choices.overrides or {}
     paths = ByPath(tuple((k, v) for k, v in overrides.items() if not isinstance(k, type)))
     types = {key: value for key, value in overrides.items() if isinstance(key, type)}
-    found: dict[str, Entry] = {}
+    resolved: dict[str, Entry] = {}
     unknown, used = [], set()
     for path, owners in parameters:
         owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]
@@ -231,32 +231,32 @@ def entries(
             entry = getattr(choices, role.choice)
             if role.choice != "rest" and entry is not None and entry.constrained:
                 _refuse_rescaled(path, owners, rescaling, entry)
-            found[path] = _place(entry, role, path, shapes[path])
+            resolved[path] = _place(entry, role, path, shapes[path])
             continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue
         used.add(key)
-        found[path] = _place(entry, role, path, shapes[path])
+        resolved[path] = _place(entry, role, path, shapes[path])
     if unknown:
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
         raise ValueError(
             f"geometry: the overrides {idle} match no parameter, or an earlier override matches"
-            f" first; the parameters are {list(found)}"
+            f" first; the parameters are {list(resolved)}"
         )
-    resolve_geometry(found, params)
-    return found
+    resolve_geometry(resolved, params)
+    return resolved
 
 
 def _read(
     owners: list[tuple[str, Any]], readers: Mapping[type, Reader], per_head: bool
 ) -> Role | None:
     """Return the role from the outermost module that knows the parameter, or None."""
-    for place, (below, owner) in enumerate(owners):
+    for index, (below, owner) in enumerate(owners):
         kind = next((kind for kind in type(owner).__mro__ if kind in readers), None)
         known = {} if kind is None else readers[kind](owner, per_head)
-        own = place == len(owners) - 1
+        own = index == len(owners) - 1
         if (role := known.get(below, known.get("*") if own else None)) is not None:
             return role
     return None
@@ -266,14 +266,14 @@ def single_shapes(
     parameters: Iterable[tuple[str, Sequence[tuple[str, Any]]]], shapes: Mapping[type, Shapes]
 ) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter in an unstacked copy of its innermost module, if known."""
-    found = {}
+    single = {}
     for path, owners in parameters:
         owner = owners[-1][1] if owners else None
         kind = next((kind for kind in type(owner).__mro__ if kind in shapes), None)
         known = {} if kind is None else shapes[kind](owner)
         if (name := path.rpartition("/")[2]) in known:
-            found[path] = known[name]
-    return found
+            single[path] = known[name]
+    return single
 
 
 def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, ...]) -> Role:
@@ -294,14 +294,14 @@ def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, 
             " manifold.with_axes(in_axes, out_axes)}"
         )
 
-    def moved(layout: Layout | None) -> Layout | None:
+    def shift_axes(layout: Layout | None) -> Layout | None:
         if layout is None:
             return None
         groups = {name: getattr(layout, name) for name in ("in_axes", "out_axes", "taps")}
-        places = {k: tuple([options[0][axis] - size for axis in v]) for k, v in groups.items()}
-        return dataclasses.replace(layout, ndim=0, **places)
+        shifted = {k: tuple([options[0][axis] - size for axis in v]) for k, v in groups.items()}
+        return dataclasses.replace(layout, ndim=0, **shifted)
 
-    return role._replace(layout=moved(role.layout), kernel=moved(role.kernel))
+    return role._replace(layout=shift_axes(role.layout), kernel=shift_axes(role.kernel))
 
 
 def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
@@ -353,20 +353,20 @@ def _lay_out(entry: Manifold, role: Role, path: str) -> LaidOut:
 def _refuse_rescaled(
     path: str, owners: list[tuple[str, Any]], rescaling: tuple[type, ...], entry: Manifold
 ) -> None:
-    if found := [owner for _, owner in owners if isinstance(owner, rescaling)]:
+    if rescalers := [owner for _, owner in owners if isinstance(owner, rescaling)]:
         raise ValueError(
-            f"geometry: {type(found[0]).__name__} rescales {path!r} in the forward pass, so that"
-            f" {entry} does not bound the weight that acts: take the wrapper out, or leave the"
+            f"geometry: {type(rescalers[0]).__name__} rescales {path!r} in the forward pass, so"
+            f" that {entry} does not bound the weight that acts: take the wrapper out, or leave the"
             f" weight free: overrides={{{path!r}: None}}"
         )
 
 
-def _unknown(found: list[tuple[str, str, Any]]) -> str:
+def _unknown(unknown: list[tuple[str, str, Any]]) -> str:
     named = [
         f"{path!r}" + (f" (of {type(owner).__name__})" if owner is not None else "")
-        for path, _, owner in found
+        for path, _, owner in unknown
     ]
-    path, below, owner = found[0]
+    path, below, owner = unknown[0]
     hint = f"overrides={{{path!r}: manifold}}, None for the rest"
     if owner is not None:
         hint += f", or for the type overrides={{{type(owner).__name__}: {{{below!r}: manifold}}}}"

@@ -93,9 +93,9 @@ def _heads(module: eqx.nn.MultiheadAttention, per_head: bool) -> Mapping[str, Ro
 def _convolution(module: eqx.nn.Conv) -> Role:
     """Return a kernel (out, in, *taps)."""
     taps, groups = module.num_spatial_dims, module.groups
-    places, out = tuple(range(-taps, 0)), -taps - 2
-    whole = Layout((-taps - 1, *places), out, out_blocks=groups)
-    kernel = Layout(-taps - 1, out, places, out_blocks=groups)
+    spatial, out = tuple(range(-taps, 0)), -taps - 2
+    whole = Layout((-taps - 1, *spatial), out, out_blocks=groups)
+    kernel = Layout(-taps - 1, out, spatial, out_blocks=groups)
     return Role("convolutions", whole, kernel, _overlap(module))
 
 
@@ -111,13 +111,13 @@ def _overlap(module: eqx.nn.Conv | eqx.nn.ConvTranspose) -> int | None:
 
 
 def _transposed_convolution(module: eqx.nn.ConvTranspose) -> Mapping[str, Role]:
-    taps, found = module.num_spatial_dims, {"bias": REST}
+    taps, roles = module.num_spatial_dims, {"bias": REST}
     if module.groups == 1:
-        places = tuple(range(-taps, 0))
-        whole = Layout(-taps - 1, (-taps - 2, *places))
-        kernel = Layout(-taps - 1, -taps - 2, places)
-        found["weight"] = Role("convolutions", whole, kernel, _overlap(module))
-    return found
+        spatial = tuple(range(-taps, 0))
+        whole = Layout(-taps - 1, (-taps - 2, *spatial))
+        kernel = Layout(-taps - 1, -taps - 2, spatial)
+        roles["weight"] = Role("convolutions", whole, kernel, _overlap(module))
+    return roles
 
 
 def _gates(count: int) -> Mapping[str, Role]:

@@ -70,7 +70,7 @@ def geometry(
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         above = "/".join(context.module.path)
         modules.setdefault(above, context.module)
-        answer = call(*args, **kwargs)
+        result = call(*args, **kwargs)
         if isinstance(context.module, _RESCALING):  # its layer lies beside it
             inside = "/".join(context.module.layer_instance.path)
             rescaled[inside] = context.module
@@ -78,14 +78,14 @@ def geometry(
         for name, x in context.module.variables.get("params", {}).items():
             if hasattr(x, "shape"):
                 single.setdefault(f"{above}/{name}".removeprefix("/"), x.shape)
-        return answer
+        return result
 
     with nn.intercept_methods(note):
         init = functools.partial(model.init, **(options or {}))
         params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
-    found = ((path, reading.owners_by_name(path, modules)) for path in paths)
-    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in found]
+    pairs = ((path, reading.owners_by_name(path, modules)) for path in paths)
+    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in pairs]
     return reading.entries(named, _READERS, choices, params, single, _RESCALING)
 
 

@@ -97,7 +97,7 @@ def geometry(
     )
     params = nnx.state(model, wrt)
     named = [
-        ("/".join(map(str, path)), list(_owners(model, path)))
+        ("/".join(map(str, path)), list(_owning_modules(model, path)))
         for path, _ in nnx.to_flat_state(params)
     ]
     single = reading.single_shapes(named, _SHAPES)
@@ -134,20 +134,20 @@ def lora_geometry(model: Any) -> dict[str, Entry]:
     return geometry(model, None, overrides={nnx.LoRA: factors}, wrt=nnx.LoRAParam)
 
 
-def _owners(model: Any, path: tuple[Any, ...]) -> Any:
+def _owning_modules(model: Any, path: tuple[Any, ...]) -> Any:
     """Yield path and module of each module above a variable, outermost first."""
     node = model
     for depth, key in enumerate(path):
         if isinstance(node, nnx.Module) and not isinstance(node, nnx.List | nnx.Dict):
             yield "/".join(map(str, path[:depth])), node
-        node = _child(node, key)
+        node = _attribute_or_item(node, key)
 
 
-def _child(node: Any, key: Any) -> Any:
+def _attribute_or_item(node: Any, key: Any) -> Any:
     return getattr(node, key) if isinstance(key, str) and hasattr(node, key) else node[key]
 
 
-def _gates(count: int) -> Mapping[str, Role]:
+def _recurrent_gates(count: int) -> Mapping[str, Role]:
     """Return the two fused layers of a recurrent cell, split by gate."""
     gates = reading.matrix(Layout(-2, -1, out_blocks=count))
     layers = ("dense_i", "dense_h")
@@ -168,8 +168,8 @@ _READERS: dict[type, reading.Reader] = {
     nnx.ConvTranspose: reading.flax_transposed_convolution,
     nnx.Embed: lambda m, _: {"embedding": TABLE},
     nnx.LoRA: lambda m, _: dict.fromkeys(("lora_a", "lora_b"), Role("rest", Layout(-2, -1))),
-    nnx.OptimizedLSTMCell: lambda m, _: _gates(4),
-    nnx.GRUCell: lambda m, _: _gates(3),
+    nnx.OptimizedLSTMCell: lambda m, _: _recurrent_gates(4),
+    nnx.GRUCell: lambda m, _: _recurrent_gates(3),
     nnx.WeightNorm: lambda m, _: {"*": REST},
     **dict.fromkeys(_NORMS, lambda m, _: {"*": REST}),
 }

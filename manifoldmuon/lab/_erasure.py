@@ -43,17 +43,17 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     from matplotlib.transforms import Affine2D
 
     if min(shape) < 1:
-        raise ValueError(f"shape must be that of a matrix, such as (64, 32); got {shape}")
+        raise ValueError(f"shape must have two positive lengths, such as (64, 32); got {shape}")
     rows, columns = shape
     outline = TextPath((0, 0), "a", size=100, prop=FontProperties(family="DejaVu Sans"))
     box = outline.get_extents()
     scale = 0.8 * min(rows, columns) / max(box.width, box.height)
-    place = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).scale(scale)
-    place = place.translate(columns / 2, rows / 2)
+    affine = Affine2D().translate(-(box.x0 + box.x1) / 2, -(box.y0 + box.y1) / 2).scale(scale)
+    affine = affine.translate(columns / 2, rows / 2)
     dpi = 100
     figure = Figure(figsize=(columns / dpi, rows / dpi), dpi=dpi)
     canvas = FigureCanvasAgg(figure)
-    patch = PathPatch(place.transform_path(outline), color="black", linewidth=0, antialiased=False)
+    patch = PathPatch(affine.transform_path(outline), color="black", linewidth=0, antialiased=False)
     patch.set_transform(Affine2D())  # in pixels
     figure.add_artist(patch)
     canvas.draw()
@@ -86,8 +86,8 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
     inside, outside = np.abs(weight[mask == 0]), np.abs(weight[mask != 0])
     if not len(inside) or not len(outside):
         raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
-    found: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
-    return float(found.statistic / (len(inside) * len(outside)))
+    test: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")
+    return float(test.statistic / (len(inside) * len(outside)))
 
 
 def stable_rank(matrix: Matrices) -> Numbers:

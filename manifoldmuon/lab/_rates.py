@@ -61,9 +61,9 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Any] | np.ndarray) -> BestRa
         raise ValueError("best_rate(losses) must be a curve for each seed; got none")
     for seed, curve in enumerate(losses):
         _check_curve(f"best_rate(losses)[{seed}]", log2_rates, curve)
-    found = [_lowest(log2_rates, curve) for curve in losses]
-    edges = sorted({edge for _, edge in found} - {""})
-    by_seed = [exponent for exponent, _ in found]
+    minima = [_lowest(log2_rates, curve) for curve in losses]
+    edges = sorted({edge for _, edge in minima} - {""})
+    by_seed = [exponent for exponent, _ in minima]
     if edges:
         return BestRate(None, None, " and ".join(edges), by_seed)
     values = np.array(by_seed, np.float64)

@@ -109,7 +109,7 @@ def random_walk(
       [1, 10, 20]
     """
     if len(shape) != manifold.ndim:
-        raise ValueError(f"shape must be of one point, with {manifold.ndim} axes; got {shape}")
+        raise ValueError(f"shape must have {manifold.ndim} axes, as a point has; got {shape}")
     if steps < 1 or not rates or min(rates) <= 0:
         raise ValueError(f"steps must be at least 1 and rates positive; got {steps} and {rates}")
     start_key, key = jax.random.split(key)

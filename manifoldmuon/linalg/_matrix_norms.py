@@ -91,9 +91,9 @@ def power_iteration(
         lost = jnp.all(pair[1] == 0, axis=-1, keepdims=True)
         v = jnp.where(lost, start_vector(x)[..., None, :], pair[0])
         first = max(cold_steps - steps, 0)
-        found = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None, None])
+        cold = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None, None])
         run = functools.partial(jax.lax.fori_loop, 0, first, step)
-        return jax.lax.cond(found, run, _same, measure(v))
+        return jax.lax.cond(cold, run, _same, measure(v))
 
     # A branch, so that only cold starts pay for it.
     v, x = match_varying_axes((to_unit_norm(vector.astype(x.dtype), 1)[..., None, :], x))
@@ -106,8 +106,8 @@ def power_iteration(
     v, image = v[..., 0, :], image[..., 0, :]
     scaled, exponent = scale_to_unit_exponent(image, 1)
     sigma = jnp.linalg.norm(scaled, axis=-1)
-    found = jnp.isfinite(sigma) & (sigma != 0)
-    kept = jnp.where(found[..., None], v.astype(vector.dtype), vector)
+    valid = jnp.isfinite(sigma) & (sigma != 0)
+    kept = jnp.where(valid[..., None], v.astype(vector.dtype), vector)
     squares = x * x
     longest = jnp.maximum(*(jnp.max(jnp.sum(squares, axis), axis=-1) for axis in (-1, -2)))
     least = safe_sqrt(jnp.where(jnp.isfinite(longest), longest, 0))

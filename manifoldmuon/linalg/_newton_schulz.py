@@ -215,7 +215,7 @@ class GramNewtonSchulz(_Products):
     def _blocks(self, shape: tuple[int, ...], eps: float):
         steps = self.schedule.coefficients
         direct, blocks = tuple((step,) for step in steps), gram_blocks(steps, eps)
-        return min(direct, blocks, key=lambda found: block_flops(found, *shape[-2:]))
+        return min(direct, blocks, key=lambda candidate: block_flops(candidate, *shape[-2:]))
 
 
 def gram_blocks(

@@ -93,8 +93,7 @@ class FixedSchedule(Schedule):
         count = len(self.head) if self.steps is None else self.steps
         if count < 1:
             raise ValueError(
-                f"a schedule needs at least one step; got steps={self.steps!r} "
-                f"and a head of {len(self.head)}"
+                f"a schedule needs steps; got steps={self.steps!r} and a head of {len(self.head)}"
             )
         if self.tail is None and count > len(self.head):
             raise ValueError(

@@ -64,10 +64,10 @@ class Layout(Value):
       in_axes: the axis, or axes, of the fan-in.
       out_axes: the axis, or axes, of the fan-out.
       taps: the axes of a convolution's taps.
-      ndim: the number of trailing axes of an array of this layout; 0, the default: as many as the
-        axis numbers reach. Positive numbers alone cannot tell leading axes (a stack of layers) from
-        trailing axes (the taps of OIHW), so an array of more axes than they reach is an error
-        unless `ndim` is given or the numbers are negative.
+      ndim: the number of trailing axes of an array of this layout; 0, the default: up to the
+        largest axis number. Positive numbers cannot tell leading axes (a stack of layers) from
+        trailing axes (the taps of OIHW): if an array has more axes, set `ndim` or use negative
+        numbers.
       in_blocks: the number of equal blocks along the fan-in.
       out_blocks: the number of equal blocks along the fan-out, or the lengths of unequal blocks.
 
@@ -101,8 +101,8 @@ class Layout(Value):
         every = [axis for axes in named.values() for axis in axes]
         if min(every) < 0 <= max(every) and self.ndim == 0:
             raise ValueError(
-                f"{self._words()} count from both ends; use one sign, or say ndim, the number of "
-                "axes of the array"
+                f"{self._words()} mix positive and negative axis numbers; use one sign, or set "
+                "ndim, the number of axes of the array"
             )
         reach = max(max(every) + 1, -min(every), len(every))
         ndim = reach if self.ndim == 0 else self.ndim
@@ -117,8 +117,8 @@ class Layout(Value):
         object.__setattr__(self, "ndim", ndim)
         if lengths and (len(_axes(self.out_axes)) > 1 or self.in_blocks > 1):
             raise ValueError(
-                f"out_blocks={self.out_blocks} are lengths along one axis, without in_blocks; got "
-                f"out_axes={self.out_axes}, in_blocks={self.in_blocks}"
+                f"lengths as out_blocks={self.out_blocks} need a single axis in out_axes and "
+                f"in_blocks=1; got out_axes={self.out_axes}, in_blocks={self.in_blocks}"
             )
 
     @property
@@ -165,9 +165,8 @@ class Layout(Value):
             )
         if self._whole and len(shape) > self.ndim:
             raise ValueError(
-                f"the axis numbers reach {self.ndim} axes from the front, and the shape "
-                f"{tuple(shape)} has {len(shape)}: count from the back with negative numbers, or "
-                "say ndim"
+                f"axis numbers from the front cover {self.ndim} axes, but the shape "
+                f"{tuple(shape)} has {len(shape)}: use negative axis numbers, or set ndim"
             )
 
         *_, fan_out, fan_in = self._matrix_shape(shape)
@@ -232,10 +231,10 @@ class Layout(Value):
 
     def _matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `(..., taps, fan_out, fan_in)`, before the cut into blocks."""
-        moved = tuple(shape[axis] for axis in self._order(len(shape)))
+        sizes = tuple(shape[axis] for axis in self._order(len(shape)))
         ins, outs = len(_axes(self.in_axes)), len(_axes(self.out_axes))
         cut = len(shape) - ins
-        return (*moved[: cut - outs], math.prod(moved[cut - outs : cut]), math.prod(moved[cut:]))
+        return (*sizes[: cut - outs], math.prod(sizes[cut - outs : cut]), math.prod(sizes[cut:]))
 
     def _cut_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return `(..., taps, out_blocks, fan_out, in_blocks, fan_in)`."""
@@ -253,8 +252,8 @@ class Layout(Value):
     def _order(self, rank: int) -> tuple[int, ...]:
         """Return the permutation of an array of `rank` axes into the inner order."""
         named = (*_axes(self.taps), *_axes(self.out_axes), *_axes(self.in_axes))
-        places = tuple(rank + axis for axis in named)
-        return (*(axis for axis in range(rank) if axis not in places), *places)
+        positions = tuple(rank + axis for axis in named)
+        return (*(axis for axis in range(rank) if axis not in positions), *positions)
 
     def __repr__(self) -> str:
         """Show the fields that differ from the default, single axes as numbers."""

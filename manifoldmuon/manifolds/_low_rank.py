@@ -44,8 +44,8 @@ def low_rank(
     check_number("low_rank: rank", rank, whole=True)
     if len(shape) != 2 or not 1 <= rank <= min(shape):
         raise ValueError(
-            f"low_rank takes the shape of one matrix and a rank from 1 to its smaller side; got "
-            f"the shape {tuple(shape)} and the rank {rank}"
+            f"low_rank takes a shape (m, n) and a rank from 1 to min(m, n); got the shape "
+            f"{tuple(shape)} and the rank {rank}"
         )
     if zero not in ("A", "B"):
         raise ValueError(f"low_rank: zero must be 'A' or 'B', the factor that is 0; got {zero!r}")

@@ -220,21 +220,21 @@ def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
     @functools.wraps(method)
     def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
         wide = upcast(grad)
-        found = method(self, point, wide, *dual, **named)
-        if not isinstance(found, Steepest):
+        result = method(self, point, wide, *dual, **named)
+        if not isinstance(result, Steepest):
             raise TypeError(
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
-                f" gap); got a {type(found).__name__}"
+                f" gap); got a {type(result).__name__}"
             )
         if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
-            found = _without_noise(self, found, point, wide, noise_share(point.dtype, grad.dtype))
-        return found.rounded(grad.dtype, wide, self.factor_ndim)
+            result = _without_noise(self, result, point, wide, noise_share(point.dtype, grad.dtype))
+        return result.rounded(grad.dtype, wide, self.factor_ndim)
 
     return guarded
 
 
 def _without_noise(
-    manifold: Manifold, found: Steepest, point: Floats, grad: Floats, share: float
+    manifold: Manifold, result: Steepest, point: Floats, grad: Floats, share: float
 ) -> Steepest:
     """Set the direction to zero in each factor where the gradient is normal up to rounding.
 
@@ -242,20 +242,20 @@ def _without_noise(
     `share ||g||`: only few gradients have to be projected.
     """
     ndim, (scaled, _) = manifold.factor_ndim, scale_to_unit_exponent(grad, manifold.ndim)
-    gained = inner_product(scaled, found.direction, ndim)
-    length, whole = (frobenius_norm(x, ndim) for x in (found.direction, scaled))
+    gained = inner_product(scaled, result.direction, ndim)
+    length, whole = (frobenius_norm(x, ndim) for x in (result.direction, scaled))
     few = (gained <= share * whole * length) & (length > 0)  # false for a NaN
 
     def nearly_normal(vector: Floats) -> Bool[Array, "..."]:
-        part = manifold.project_tangent(point, -vector)
-        return few & (frobenius_norm(part, ndim) <= share * whole)
+        tangent = manifold.project_tangent(point, -vector)
+        return few & (frobenius_norm(tangent, ndim) <= share * whole)
 
     noise = jax.lax.cond(jnp.any(few), nearly_normal, lambda _: few, scaled)
-    gap = found.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
-    direction = jnp.where(expand_trailing(noise, ndim), 0, found.direction)
+    gap = result.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
+    direction = jnp.where(expand_trailing(noise, ndim), 0, result.direction)
     factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
     nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
-    return found._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
+    return result._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
 
 
 def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,7 +320,7 @@ class LaidOut(Value):
         if self.manifold.ndim < 2:
             raise ValueError(
                 f"a layout arranges matrices, but a point of {type(self.manifold).__name__} has "
-                f"{self.manifold.ndim} axes; use that manifold without one"
+                f"{self.manifold.ndim} axes; use the manifold without a layout"
             )
         layout, taken = self.layout, self.manifold.ndim - 2
         given = len(cast(tuple[int, ...], layout.taps))
@@ -349,17 +349,17 @@ class LaidOut(Value):
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits an array of this shape."""
         self.layout.check_shape(shape)
-        parts, layout = [tuple(shape)], self.layout
+        shapes, layout = [tuple(shape)], self.layout
         if layout.blocks:
             at, layout = layout.blocks[0][0] % len(shape), layout.of_block()
             lengths = [end - start for _, start, end in self.layout.blocks]
-            parts = [(*shape[:at], length, *shape[at + 1 :]) for length in lengths]
-        for part in parts:
+            shapes = [(*shape[:at], length, *shape[at + 1 :]) for length in lengths]
+        for block in shapes:
             try:
-                self.manifold.check_shape(layout.inner_shape(part))
+                self.manifold.check_shape(layout.inner_shape(block))
             except ValueError as error:
                 raise ValueError(
-                    f"{error} ({self.layout} made that of the shape {tuple(shape)})"
+                    f"{error} ({self.layout} arranges the array of shape {tuple(shape)})"
                 ) from None
 
 

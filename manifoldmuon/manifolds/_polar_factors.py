@@ -27,8 +27,8 @@ def nearest_orthonormal(x: Matrices) -> Matrices:
 
     def decomposed(x):
         left, _, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
-        found = product(left, right)
-        return product(found, polish(product(found.mT, found)))
+        polar = product(left, right)
+        return product(polar, polish(product(polar.mT, polar)))
 
     whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
     return jnp.where(lost, whole, factor)

@@ -73,7 +73,7 @@ class Rotations(Orthogonal):
     def distance(self, point: Squares) -> Numbers:
         """Return the largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
         mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
-        return jnp.maximum(found := super().distance(point), mirrored.astype(found.dtype))
+        return jnp.maximum(distance := super().distance(point), mirrored.astype(distance.dtype))
 
     def _unmirrored(self, point: Squares) -> Squares:
         mirrored = _is_mirrored(point)

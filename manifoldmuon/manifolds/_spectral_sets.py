@@ -60,8 +60,8 @@ class BoundedSpectrum(ScaledMatrices):
         scaled, exponent = scale_to_unit_exponent(point, 2)
         left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
         values = times_power_of_two(values, exponent, 1) / self._scale(point)
-        moved = self._nearest(values)
-        return (self._scale(point) * product(left * moved[..., None, :], right)).astype(point.dtype)
+        sigma = self._nearest(values)
+        return (self._scale(point) * product(left * sigma[..., None, :], right)).astype(point.dtype)
 
     def distance(self, point: Matrices) -> Numbers:
         """Return the largest `|sigma_i - its nearest allowed value| / scale`, by an SVD."""
@@ -109,8 +109,8 @@ class _WithBoundary(BoundedSpectrum):
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
-        moved = self._returned(self._unit(point), step)
-        return keep_if_zero(point, vector, scale * match_orientation(moved, point), 2)
+        new_point = self._returned(self._unit(point), step)
+        return keep_if_zero(point, vector, scale * match_orientation(new_point, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""
@@ -153,11 +153,11 @@ class _WithBoundary(BoundedSpectrum):
 
         def normal(vector: Matrices) -> Matrices:
             inner = product(unit.mT, tall(vector))
-            found = jnp.zeros_like(inner)
+            total = jnp.zeros_like(inner)
             for sign, touching, root in cones:
-                part = sign * sym(product(root, product(inner, touching)))
-                found = found + sign * product(root, positive_part(part))
-            return match_orientation(product(unit, found), vector)
+                component = sign * sym(product(root, product(inner, touching)))
+                total = total + sign * product(root, positive_part(component))
+            return match_orientation(product(unit, total), vector)
 
         return normal
 

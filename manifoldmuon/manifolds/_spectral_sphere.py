@@ -101,15 +101,15 @@ class SpectralSphere(BoundedSpectrum):
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
             size = scale_of(self.norm.scale, grad.shape[-2:])
-            answer = Steepest(size * direction, (), residual, gap)
+            result = Steepest(size * direction, (), residual, gap)
         else:
             dual = self._dual(dual, grad.shape)
-            answer = self.solver.solve(self.norm, Normal.line(unit, 2), grad, dual)
-        gap = self._with_uncertainty(answer, grad, unit, sine)
+            result = self.solver.solve(self.norm, Normal.line(unit, 2), grad, dual)
+        gap = self._with_uncertainty(result, grad, unit, sine)
         normal = self._is_normal(point, grad)
-        direction = jnp.where(expand_trailing(normal, 2), 0, answer.direction)
+        direction = jnp.where(expand_trailing(normal, 2), 0, result.direction)
         gap = jnp.where(normal, 1, gap)
-        return answer._replace(direction=direction, gap=gap)
+        return result._replace(direction=direction, gap=gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         """Return `(W + V) s / ||W + V||_2`, with the norm by 56 steps of Lanczos' method.
@@ -117,12 +117,12 @@ class SpectralSphere(BoundedSpectrum):
         For matrices with more than 56 columns and nearly tied largest singular values, the relative
         error of the norm is up to 1e-3.
         """
-        moved, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
-        high = tall(moved)
+        new_point, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
+        high = tall(new_point)
         square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)
-        moved = self._scale(point) * moved / nonzero_or_one(size)
-        return keep_if_zero(point, vector, moved, 2)
+        new_point = self._scale(point) * new_point / nonzero_or_one(size)
+        return keep_if_zero(point, vector, new_point, 2)
 
     def for_training(self) -> "SpectralSphere":
         """Return this set with at most two signs per step and 24 steps of Lanczos' method."""
@@ -140,7 +140,7 @@ class SpectralSphere(BoundedSpectrum):
         return jnp.minimum(values, 1).at[..., 0].set(1)
 
     def _with_uncertainty(
-        self, answer: Steepest, grad: Matrices, unit: Matrices, sine: Numbers
+        self, result: Steepest, grad: Matrices, unit: Matrices, sine: Numbers
     ) -> Numbers:
         """Return the gap for the true normal N, given the gap for its approximation U.
 
@@ -148,9 +148,9 @@ class SpectralSphere(BoundedSpectrum):
         In unitarily invariant norms `B - u u^T B` is tangent, too, and costs at most `||G||_F`.
         """
         scaled, _ = scale_to_unit_exponent(grad, 2)
-        direction, whole = answer.direction, frobenius_norm(scaled)
+        direction, whole = result.direction, frobenius_norm(scaled)
         value = inner_product(scaled, direction)
-        upper = value / nonzero_or_one(1 - answer.gap)
+        upper = value / nonzero_or_one(1 - result.gap)
         longest = frobenius_norm(direction)
         along = jnp.abs(inner_product(scaled, unit)) + jnp.minimum(1.5 * sine, 1) * whole
         if self.norm.is_euclidean or isinstance(self.norm, Spectral):
@@ -163,7 +163,7 @@ class SpectralSphere(BoundedSpectrum):
             lost = 1.5 * sine * longest * along
             most, least = (1 + share) * upper + lost, (value - lost) / (1 + share)
         gap = relative_gap(most, jnp.maximum(least, 0))
-        return jnp.where((answer.gap == 1) | (longest == 0), answer.gap, gap)
+        return jnp.where((result.gap == 1) | (longest == 0), result.gap, gap)
 
     def _is_normal(self, point: Matrices, grad: Matrices) -> Bool[Array, "*batch"]:
         """Return whether `G = W H` with `H = sym(W^T G)`, up to rounding, and G is not zero.

@@ -138,8 +138,8 @@ class Hypersphere(Manifold):
         radius = self._radius(point)
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
-        moved = radius * self.retraction.retract(unit, step)
-        return keep_if_zero(point, vector, moved.reshape(point.shape), self.ndim)
+        new_point = radius * self.retraction.retract(unit, step)
+        return keep_if_zero(point, vector, new_point.reshape(point.shape), self.ndim)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         self.check_shape(shape)

@@ -85,8 +85,8 @@ class _Orthonormal(ScaledMatrices):
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._at(point)
-        part = scale_invariant(lambda v: self._tangent_part(unit, v), tall(vector), 2)
-        return match_orientation(part, vector)
+        projected = scale_invariant(lambda v: self._tangent_part(unit, v), tall(vector), 2)
+        return match_orientation(projected, vector)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
@@ -94,8 +94,8 @@ class _Orthonormal(ScaledMatrices):
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
-        moved = self.retraction.retract(unit, step)
-        return keep_if_zero(point, vector, _like(moved, point, scale), 2)
+        new_point = self.retraction.retract(unit, step)
+        return keep_if_zero(point, vector, _like(new_point, point, scale), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a uniform (Haar-distributed) point."""
@@ -134,17 +134,17 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
-    def _match_gradient(self, answer: Steepest, unit: Tall, grad: Matrices) -> Steepest:
+    def _match_gradient(self, result: Steepest, unit: Tall, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation and scale."""
         off, absurd = exceeds_distance(unit, 0.005, 0.25)
-        direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
+        direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, result.direction)
         # The solvers' bounds assume a point on the set.
-        answer = answer._replace(direction=direction, gap=jnp.where(off, 1, answer.gap))
+        result = result._replace(direction=direction, gap=jnp.where(off, 1, result.gap))
         size = scale_of(self.norm.scale, grad.shape[-2:])
-        answer = answer._replace(direction=_like(answer.direction, grad, size))
+        result = result._replace(direction=_like(result.direction, grad, size))
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
-            answer = answer._replace(gap=0 * answer.gap)
-        return answer
+            result = result._replace(gap=0 * result.gap)
+        return result
 
     def _unit(self, point: Matrices) -> Tall:
         """Return the point, tall and of unit scale."""
@@ -214,8 +214,8 @@ class Stiefel(_Orthonormal):
         unit = match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
-            answer = self.solver.solve(_SPECTRAL, unit, grad, dual)
-        return self._match_gradient(answer, tall(unit), grad)
+            result = self.solver.solve(_SPECTRAL, unit, grad, dual)
+        return self._match_gradient(result, tall(unit), grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Orthogonal(Stiefel):
         if shape[-2] != shape[-1]:
             raise ValueError(
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
-                f"{tuple(shape)}. Use Stiefel() for rectangular ones"
+                f"{tuple(shape)}. Use Stiefel() for rectangular matrices"
             )
 
 
@@ -265,8 +265,8 @@ class Grassmann(_Orthonormal):
         check_axes(self, shape)
         if shape[-2] == shape[-1]:
             raise ValueError(
-                f"Grassmann takes rectangular matrices; got the shape {tuple(shape)}. Columns that "
-                "span the whole space have nowhere to move: use Orthogonal() for square matrices"
+                f"Grassmann takes rectangular matrices; got the square shape {tuple(shape)}, which "
+                "has a single subspace, the whole space. Use Orthogonal() for square matrices"
             )
 
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:

@@ -84,7 +84,7 @@ class LBFGS(Method):
         return optax.scale_by_lbfgs(self.memory)
 
     def _direction(
-        self, memory: Any, gradient: Array, before: Array, step: Array, moved: list[Array]
+        self, memory: Any, gradient: Array, before: Array, step: Array, transported: list[Array]
     ) -> tuple[Array, Any]:
         """Return the next direction and the memory.
 
@@ -93,14 +93,14 @@ class LBFGS(Method):
           gradient: gradient at the new point.
           before: the last gradient, moved to the new point; zeros at first.
           step: the step, moved to the new point; zeros at first.
-          moved: remembered steps and changes of the gradient, moved to the new point.
+          transported: remembered steps and gradient changes, projected at the new point.
         """
         # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
         memory = memory._replace(
             params=jnp.zeros_like(step),
             updates=before,
-            diff_params_memory=moved[0],
-            diff_updates_memory=moved[1],
+            diff_params_memory=transported[0],
+            diff_updates_memory=transported[1],
         )
         bends = jnp.vdot(step, gradient - before) > 0
         fresh = self._scale().init(step)
@@ -139,8 +139,8 @@ class LBFGS(Method):
         value, euclidean = jax.value_and_grad(problem.cost)(point)
         old = state.memory.diff_params_memory, state.memory.diff_updates_memory
         vectors = jnp.stack([euclidean, state.gradient, step])
-        moved = problem.project(point, jnp.concatenate([vectors, *old]))
-        gradient, before, step = moved[:3]
+        transported = problem.project(point, jnp.concatenate([vectors, *old]))
+        gradient, before, step = transported[:3]
 
         first = state.trials < 0
         progress = state.progress.in_units_of(gradient, value, stop)
@@ -159,7 +159,7 @@ class LBFGS(Method):
 
         def accept() -> _LineSearchState:
             direction, memory = self._direction(
-                state.memory, gradient, before, step, jnp.split(moved[3:], 2)
+                state.memory, gradient, before, step, jnp.split(transported[3:], 2)
             )
             new_slope = jnp.vdot(gradient, direction)
             # Restart with the negative gradient if this is not a descent direction.

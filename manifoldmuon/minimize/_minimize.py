@@ -133,7 +133,7 @@ def _solve_compiled(
 
 def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
     if not any(map(jnp.size, leaves)):
-        raise ValueError("minimize: x0 has no numbers; give it at least one array with entries")
+        raise ValueError("minimize: x0 has no numbers; give it a nonempty array")
     dtypes = {jnp.result_type(leaf) for leaf in leaves}
     if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _DTYPES:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
@@ -142,13 +142,14 @@ def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
         manifold = entry.manifold if isinstance(entry, LaidOut) else entry
         if isinstance(manifold, SpectralSphere):
             raise ValueError(
-                f"minimize: minima on {manifold!r} lie at its corners, where singular values tie"
-                " and no gradient is zero; use optim.manifold_muon, or a set without corners"
+                f"minimize: {manifold!r} is not supported: its minima are at corners, with equal"
+                " singular values and a nonzero gradient; use optim.manifold_muon, or a smooth"
+                " manifold"
             )
         if manifold.has_boundary:
             raise ValueError(
-                f"minimize: {manifold!r} has a boundary, where a zero gradient is not what tells"
-                " a minimum; use optim.manifold_muon, or a set without one"
+                f"minimize: {manifold!r} has a boundary, where minima have nonzero gradients; use"
+                " optim.manifold_muon, or a manifold without boundary"
             )
     return dtype
 
@@ -207,7 +208,7 @@ def _run_method(
     def of_vector(x: Array, *args: Any) -> Array:
         value = f(unravel(x), *args)
         if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            raise TypeError(f"minimize: f must return one real number; got {jax.typeof(value)}")
+            raise TypeError(f"minimize: f must return a real number; got {jax.typeof(value)}")
         return jnp.asarray(value, x.dtype)
 
     # Captured values become arguments, so that derivatives with respect to them exist.
@@ -222,8 +223,8 @@ def _run_method(
         reason = jnp.where(off, jnp.int32(Reason.OFF_SET), progress.reason)
         point, last = method.run(problem(data), start, stop, progress._replace(reason=reason))
         # A retraction may keep or amplify a point's distance from its set.
-        left = _largest_distance(geometry, unravel(point)) > OFF
-        last = last._replace(reason=jnp.where(left, jnp.int32(Reason.OFF_SET), last.reason))
+        off_set = _largest_distance(geometry, unravel(point)) > OFF
+        last = last._replace(reason=jnp.where(off_set, jnp.int32(Reason.OFF_SET), last.reason))
         value, norm = (x / last.scale for x in (last.value, last.norm))
         return Result(point, value, norm, last.steps, last.evaluations, last.reason), last
 
@@ -231,9 +232,9 @@ def _run_method(
     def run_jvp(primals: Any, tangents: Any) -> Any:
         (start, data, progress), (_, changed, _) = primals, tangents
         result, last = run(start, data, progress)
-        moved, value = _implicit(problem, result.point, data, changed)
+        tangent, value = _implicit(problem, result.point, data, changed)
         zeros = jax.tree.map(_zero_tangent, (result, last))
-        return (result, last), (zeros[0]._replace(point=moved, value=value), zeros[1])
+        return (result, last), (zeros[0]._replace(point=tangent, value=value), zeros[1])
 
     if progress is None:
         progress = Progress.at_start(start.dtype, jnp.int32(RUNNING))
@@ -255,18 +256,18 @@ def _implicit(problem: Callable[[Any], Problem], point: Array, data: Any, change
     """
     at = problem(data)
     _, rhs = jax.jvp(lambda data: problem(data).gradient(point)[0], (data,), (changed,))
-    left, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
+    off_set, hessian = jax.linearize(lambda x: at.gradient(x)[0], point)
     # A gradient that is not quite zero leaves this much curvature where there is none.
-    noise = 8 * jnp.linalg.norm(left) / nonzero_or_one(jnp.linalg.norm(point))
+    noise = 8 * jnp.linalg.norm(off_set) / nonzero_or_one(jnp.linalg.norm(point))
     solve = functools.partial(_conjugate_gradients, jax.lax.stop_gradient(noise))
 
     def operator(vector: Array) -> Array:
         tangent = at.project(point, vector)
         return at.project(point, hessian(tangent)) + vector - tangent
 
-    moved = jax.lax.custom_linear_solve(operator, -rhs, solve, symmetric=True)
-    _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (moved, changed))
-    return moved, value
+    tangent = jax.lax.custom_linear_solve(operator, -rhs, solve, symmetric=True)
+    _, value = jax.jvp(lambda x, data: problem(data).cost(x), (point, data), (tangent, changed))
+    return tangent, value
 
 
 def _conjugate_gradients(noise: Array, operator: Callable[[Array], Array], rhs: Array) -> Array:
@@ -308,8 +309,8 @@ def _largest_distance(geometry: Any, tree: Any) -> Array:
 
     @jax.custom_batching.custom_vmap
     def one(tree: Any) -> Array:
-        _, found = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
-        return jnp.max(jnp.stack([largest(x) for x in found.values()]))
+        _, distances = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
+        return jnp.max(jnp.stack([largest(x) for x in distances.values()]))
 
     @one.def_vmap
     def many(size: int, batched: Any, tree: Any) -> tuple[Array, bool]:

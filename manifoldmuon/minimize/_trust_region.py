@@ -104,13 +104,13 @@ class TrustRegion(Method):
             # A rejected step changes nothing.
             progress = jax.tree.map(lambda x, y: jnp.where(state.failures > 0, x, y), progress, new)
             broken = ~(jnp.isfinite(value) & jnp.isfinite(norm))
-            found = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), progress.reason)
+            reason = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), progress.reason)
 
             inner = self._truncated(
                 lambda vector: hessian(vector) * progress.scale,
                 gradient,
                 state.radius,
-                found != RUNNING,
+                reason != RUNNING,
             )
             step = inner.step
             point = problem.retract(state.point, step)
@@ -119,12 +119,12 @@ class TrustRegion(Method):
             after = problem.cost(point) * progress.scale
             noise = cost_noise(progress.largest)
             ratio = (value - after + noise) / (gain + noise)
-            good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
+            good = jnp.isfinite(after) & (ratio > 0.1) & (reason == RUNNING)
             at_edge = length(step) > 0.99 * state.radius
             radius = jnp.where((ratio > 0.75) & at_edge, 2 * state.radius, state.radius)
             radius = jnp.where(ratio >= 0.25, radius, length(step) / 4)
             failures = jnp.where(good, 0, jnp.maximum(state.failures, 0) + 1)
-            lost = (found == RUNNING) & (failures > 30)
+            lost = (reason == RUNNING) & (failures > 30)
             return _TrustRegionState(
                 jnp.where(good, point, state.point),
                 progress._replace(
@@ -132,7 +132,7 @@ class TrustRegion(Method):
                     idle=jnp.where(at_edge, 0, progress.idle),
                     steps=progress.steps + good,
                     evaluations=progress.evaluations + 1 + inner.count,
-                    reason=jnp.where(lost, progress.lost(), found),
+                    reason=jnp.where(lost, progress.lost(), reason),
                 ),
                 jnp.minimum(radius, largest),
                 failures,

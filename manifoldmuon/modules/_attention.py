@@ -64,8 +64,8 @@ class MergeHeads(Bond):
     """Undo `SplitHeads`: `(..., heads, sequence, dim)` to `(..., sequence, heads * dim)`."""
 
     def forward(self, x: Float[Array, "*batch h t e"]) -> Float[Array, "*batch t d"]:
-        moved = jnp.swapaxes(x, -3, -2)
-        return moved.reshape(*moved.shape[:-2], math.prod(moved.shape[-2:]))
+        swapped = jnp.swapaxes(x, -3, -2)
+        return swapped.reshape(*swapped.shape[:-2], math.prod(swapped.shape[-2:]))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -100,8 +100,8 @@ class GroupSort(Bond):
             raise ValueError(f"{features} features do not fall into groups of {self.size}")
         if self.size == 2:
             first, second = jnp.split(x, 2, axis=-1)
-            parts = [jnp.maximum(first, second), jnp.minimum(first, second)]
-            return jnp.concatenate(parts, axis=-1)
+            halves = [jnp.maximum(first, second), jnp.minimum(first, second)]
+            return jnp.concatenate(halves, axis=-1)
         groups = x.reshape(*x.shape[:-1], self.size, features // self.size)
         return jnp.sort(groups, axis=-2, descending=True).reshape(x.shape)
 

@@ -100,19 +100,19 @@ Parts = Sequence[Any]
 """Modules: each has `mass`, `sensitivity`, `sharpness` and `plan(budget)`."""
 
 
-def plan_in_sequence(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
+def plan_in_sequence(children: Parts, budget: np.ndarray) -> tuple[Any, ...]:
     """Divide the budget by mass, and each part's budget by the sensitivity of all later parts."""
-    mass, plans = _total_mass(parts), []
-    for part in reversed(parts):
-        plans.append(part.plan(np.asarray(budget * _fraction(part.mass, mass))))
-        budget = _ahead_of(part.sensitivity, budget)
+    mass, plans = _total_mass(children), []
+    for child in reversed(children):
+        plans.append(child.plan(np.asarray(budget * _fraction(child.mass, mass))))
+        budget = _ahead_of(child.sensitivity, budget)
     return tuple(reversed(plans))
 
 
-def plan_side_by_side(parts: Parts, budget: np.ndarray) -> tuple[Any, ...]:
+def plan_side_by_side(children: Parts, budget: np.ndarray) -> tuple[Any, ...]:
     """Divide the budget by mass."""
-    mass = _total_mass(parts)
-    return tuple(part.plan(np.asarray(budget * _fraction(part.mass, mass))) for part in parts)
+    mass = _total_mass(children)
+    return tuple(child.plan(np.asarray(budget * _fraction(child.mass, mass))) for child in children)
 
 
 def plan_copies(module: Any, copies: int, budget: np.ndarray) -> Any:
@@ -123,14 +123,14 @@ def plan_copies(module: Any, copies: int, budget: np.ndarray) -> Any:
     return jax.tree.map(lambda spec: dataclasses.replace(spec, mass=copies * spec.mass), inner)
 
 
-def sharpness_in_sequence(parts: Iterable[tuple[float, float, Sharpness]]) -> Sharpness:
+def sharpness_in_sequence(children: Iterable[tuple[float, float, Sharpness]]) -> Sharpness:
     """Compute the sharpness of a composition (the paper's proposition 8).
 
     A part of sensitivity 0 ignores its input: earlier parts do not reach the output, and the terms
-    divided by the sensitivity are 0. `parts` has each part's mass, sensitivity and sharpness.
+    divided by the sensitivity are 0. `children` has each part's mass, sensitivity and sharpness.
     """
     mass, sensitivity, (a, b, g) = 0.0, 1.0, LINEAR
-    for m, mu, (a2, b2, g2) in parts:
+    for m, mu, (a2, b2, g2) in children:
         whole = mass + m
         p1, p2 = _fraction(mass, whole), _fraction(m, whole)
         reaches = p1 if mu > 0 else 0.0
@@ -144,10 +144,10 @@ def sharpness_in_sequence(parts: Iterable[tuple[float, float, Sharpness]]) -> Sh
     return Sharpness(a, b, g)
 
 
-def sharpness_side_by_side(parts: Parts) -> Sharpness:
+def sharpness_side_by_side(children: Parts) -> Sharpness:
     """Compute the sharpness of parts that read the same input (the paper's proposition 9)."""
-    mass = _total_mass(parts)
-    terms = [(_fraction(part.mass, mass), part.sharpness) for part in parts]
+    mass = _total_mass(children)
+    terms = [(_fraction(child.mass, mass), child.sharpness) for child in children]
     return Sharpness(
         sum(p**2 * sharpness.alpha for p, sharpness in terms),
         sum(p * sharpness.beta for p, sharpness in terms),
@@ -155,8 +155,8 @@ def sharpness_side_by_side(parts: Parts) -> Sharpness:
     )
 
 
-def _total_mass(parts: Parts) -> float:
-    return float(sum(part.mass for part in parts))
+def _total_mass(children: Parts) -> float:
+    return float(sum(child.mass for child in children))
 
 
 def _fraction(part: float, whole: float) -> float:

@@ -161,16 +161,16 @@ class ExternalModule(Printed):
             the manifold's layout, differs from the atom's, or `params` has an array that neither a
             `Param` nor `unused` names.
         """
-        found = {
+        leaves = {
             jax.tree_util.keystr(path, simple=True, separator="/"): leaf
             for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
         }
 
         def weight(spec: WeightSpec, expected: jax.ShapeDtypeStruct) -> Any:
             # Flax NNX boxes each parameter; its array is the child `value`.
-            value = found.get(spec.path or "", found.get(f"{spec.path}/value"))
+            value = leaves.get(spec.path or "", leaves.get(f"{spec.path}/value"))
             if value is None:
-                raise ValueError(f"no weight at {spec.path!r}; there are {sorted(found)}")
+                raise ValueError(f"no weight at {spec.path!r}; there are {sorted(leaves)}")
             value = spec.inward(value)
             if value.shape != expected.shape:
                 raise ValueError(
@@ -182,7 +182,7 @@ class ExternalModule(Printed):
         net = self.module.map_atoms(_atom)
         shapes = jax.eval_shape(net.init, jax.random.key(0))
         weights = self.module.map_weights(weight, shapes)
-        self._check_complete(found)
+        self._check_complete(leaves)
         return net, weights
 
     def weights(self) -> Any:
@@ -199,37 +199,37 @@ class ExternalModule(Printed):
     def __str__(self) -> str:
         return str(self.module)
 
-    def _check_complete(self, found: dict[str, Any]) -> None:
+    def _check_complete(self, leaves: dict[str, Any]) -> None:
         named = {*self._weights(), *self.unused}
         left_over = [
             path
-            for path, leaf in found.items()
+            for path, leaf in leaves.items()
             if jnp.issubdtype(getattr(leaf, "dtype", int), jnp.inexact)
             and not any(f"{path}/".startswith(f"{name}/") for name in named)
         ]
         if left_over:
             raise ValueError(
-                f"no Param names the parameters at {left_over}: declare what the model does with "
-                "them, or add the paths of those that play no part to ExternalModule(unused=...)"
+                f"no Param names the parameters at {left_over}: declare a Param for each, or add "
+                "unused parameters to ExternalModule(unused=...)"
             )
 
     def _weights(self) -> dict[str, WeightSpec]:
-        places: dict[str, list[WeightSpec]] = {}
+        specs_by_path: dict[str, list[WeightSpec]] = {}
         for spec in jax.tree.leaves(self.module.weights()):
             if spec.path is None:
                 raise ValueError(
-                    "an external architecture is made of Param and bonds, whose weights have "
-                    f"paths; this one holds an atom with a weight on {spec.space}:\n{self.module}"
+                    "an external architecture consists of Param and bonds; got an atom with a "
+                    f"weight on {spec.space}. Replace it by Param:\n{self.module}"
                 )
-            places.setdefault(spec.path, []).append(spec)
-        return {path: shared_weight(f"at {path!r}", specs) for path, specs in places.items()}
+            specs_by_path.setdefault(spec.path, []).append(spec)
+        return {path: shared_weight(f"at {path!r}", specs) for path, specs in specs_by_path.items()}
 
 
 def _atom(param: Param) -> Module:
     if param.atom is None:
         raise ValueError(
-            f"{param.describe()} does not say what the model does with its weight: "
-            "Param(..., atom=Linear(fan_out, fan_in)), say"
+            f"{param.describe()} has no atom, so its effect on the input is unknown: write "
+            "Param(..., atom=Linear(fan_out, fan_in)) or another atom"
         )
     return dataclasses.replace(param.atom.on(param._set), mass=param.mass)
 
@@ -245,10 +245,8 @@ def _nest(values: dict[str, Any]) -> Any:
         for depth, key in enumerate(above):
             node = node.setdefault(key, {})
             if not isinstance(node, dict):
-                raise ValueError(
-                    f"Param {path!r} lies inside Param {'/'.join(above[: depth + 1])!r}"
-                )
+                raise ValueError(f"Param {path!r} is inside Param {'/'.join(above[: depth + 1])!r}")
         if name in node:
-            raise ValueError(f"other parameters lie inside Param {path!r}")
+            raise ValueError(f"Param {path!r} contains other parameters")
         node[name] = value
     return tree

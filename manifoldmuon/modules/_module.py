@@ -153,8 +153,8 @@ class Module(Printed, abc.ABC):
         """
         specs, structure = jax.tree.flatten(self.weights())
         for other in trees:
-            if (found := jax.tree.structure(other)) != structure:
-                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, found))
+            if (actual := jax.tree.structure(other)) != structure:
+                wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, actual))
                 raise ValueError(
                     f"expected a tree of the structure that init returns, {wanted}; got {got}"
                 )
@@ -270,7 +270,7 @@ def _module_row(module: Module, plan: Any, whole: float) -> Node:
     if not module.parts:
         return (*row, *_learning(module, jax.tree.leaves(plan), whole)), []
     pairs = zip(module.parts, (plan,) if module.wraps else plan, strict=True)
-    return (*row, "", ""), [_module_row(part, inner, whole) for part, inner in pairs]
+    return (*row, "", ""), [_module_row(child, inner, whole) for child, inner in pairs]
 
 
 def _learning(module: Module, leaves: list[WeightSpec], whole: float) -> tuple[str, str]:
@@ -291,14 +291,14 @@ def as_module(value: Any) -> Module:
     if isinstance(value, Module):
         return value
     if isinstance(value, tuple) and value:
-        return Concatenate(tuple(as_module(part) for part in value))
+        return Concatenate(tuple(as_module(child) for child in value))
     raise TypeError(f"expected a module or a non-empty tuple of modules; got {value!r}")
 
 
 def compose(first: Module, second: Module) -> Module:
     """Return `second` after `first`, flattened and without identities."""
-    parts = (*_sequence(first), *_sequence(second))
-    return parts[0] if len(parts) == 1 else Compose(parts) if parts else Identity()
+    sequence = (*_sequence(first), *_sequence(second))
+    return sequence[0] if len(sequence) == 1 else Compose(sequence) if sequence else Identity()
 
 
 def _sequence(module: Module) -> tuple[Module, ...]:
@@ -323,14 +323,14 @@ class _Several(Module):
 
     @property
     def mass(self) -> float:
-        return float(sum(part.mass for part in self.modules))
+        return float(sum(child.mass for child in self.modules))
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> tuple[Any, ...]:
         keys = jax.random.split(key, len(self.modules))
-        return tuple(part.init(k, dtype) for part, k in zip(self.modules, keys, strict=True))
+        return tuple(child.init(k, dtype) for child, k in zip(self.modules, keys, strict=True))
 
     def map_atoms(self, function: Any) -> Any:
-        return type(self)(tuple(part.map_atoms(function) for part in self.modules))
+        return type(self)(tuple(child.map_atoms(function) for child in self.modules))
 
     def describe(self) -> str:
         return type(self).__name__
@@ -346,15 +346,15 @@ class Compose(_Several):
 
     @property
     def sensitivity(self) -> float:
-        return float(np.prod([part.sensitivity for part in self.parts]))
+        return float(np.prod([child.sensitivity for child in self.parts]))
 
     @property
     def sharpness(self) -> Sharpness:
         return sharpness_in_sequence((p.mass, p.sensitivity, p.sharpness) for p in self.parts)
 
     def apply(self, params: Any, x: Any) -> Any:
-        for part, weights in zip(self.parts, params, strict=True):
-            x = part.apply(weights, x)
+        for child, weights in zip(self.parts, params, strict=True):
+            x = child.apply(weights, x)
         return x
 
     def plan(self, budget: np.ndarray) -> tuple[Any, ...]:
@@ -377,7 +377,7 @@ class Concatenate(_Several):
 
     @property
     def sensitivity(self) -> float:
-        return float(sum(part.sensitivity for part in self.parts))
+        return float(sum(child.sensitivity for child in self.parts))
 
     @property
     def sharpness(self) -> Sharpness:
@@ -385,7 +385,7 @@ class Concatenate(_Several):
 
     def apply(self, params: Any, x: Any) -> tuple[Any, ...]:
         pairs = zip(self.parts, params, strict=True)
-        return tuple(part.apply(weights, x) for part, weights in pairs)
+        return tuple(child.apply(weights, x) for child, weights in pairs)
 
     def plan(self, budget: np.ndarray) -> tuple[Any, ...]:
         return plan_side_by_side(self.parts, budget)
@@ -520,7 +520,7 @@ class Add(Bond):
 def _add_terms(*terms: Any) -> Any:
     if len({jnp.shape(term) for term in terms}) > 1:
         shapes = " and ".join(str(jnp.shape(term)) for term in terms)
-        raise ValueError(f"Add takes terms of one shape; got {shapes}: broadcast them first")
+        raise ValueError(f"Add takes terms of equal shape; got {shapes}: broadcast them first")
     return functools.reduce(jnp.add, terms)
 
 

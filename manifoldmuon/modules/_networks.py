@@ -61,8 +61,8 @@ def residual(residue: Module, blocks: int) -> Module:
     return _residual(residue, 1 / blocks) ** blocks
 
 
-def _residual(residue: Module, part: float) -> Module:
-    return (1 - part) * Identity() + part * residue
+def _residual(residue: Module, share: float) -> Module:
+    return (1 - share) * Identity() + share * residue
 
 
 def res_mlp(
@@ -187,8 +187,8 @@ def gpt(
     attend = attention(width, heads, rope=context is None) @ norm
     nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
     feed_forward = Linear(width, 4 * width) @ nonlinear @ Linear(4 * width, width) @ norm
-    part = 1 / (2 * blocks)
-    body = ((_residual(feed_forward, part) @ _residual(attend, part)) ** blocks).tare(absolute=mass)
+    step = 1 / (2 * blocks)
+    body = ((_residual(feed_forward, step) @ _residual(attend, step)) ** blocks).tare(absolute=mass)
     embedding = Embed(width, vocabulary)
     if context is not None:
         positions = Embed(width, context) @ Positions()

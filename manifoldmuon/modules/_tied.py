@@ -52,23 +52,23 @@ class Tied(Module):
     wraps: ClassVar[bool] = True
 
     def __post_init__(self):
-        for index in (index for place in self._paths for index in place):
+        for index in (index for path in self._paths for index in path):
             check_number("an index of Tied.places", index, within="[0, inf)", whole=True)
         if len(set(self._paths)) < max(len(self.places), 2):
             raise ValueError(f"Tied takes two different places at least; got {self.places}")
         specs = self._specs(self.module.weights())
-        for place, spec in zip(self._paths, specs, strict=True):
+        for path, spec in zip(self._paths, specs, strict=True):
             if not isinstance(spec, WeightSpec):
-                raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
+                raise ValueError(f"there is no atom's weight at {path} in\n{self.module}")
         shared_weight(f"tied at {self.places}", specs)
         params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
-        shapes = [_subtree(params, place).shape for place in self._paths]
+        shapes = [_subtree(params, path).shape for path in self._paths]
         if len({*shapes}) > 1:
             raise ValueError(f"tied weights must agree in shape; got {shapes}")
 
     @property
     def _paths(self) -> list[Place]:
-        return [place if isinstance(place, tuple) else (place,) for place in self.places]
+        return [path if isinstance(path, tuple) else (path,) for path in self.places]
 
     @property
     def mass(self) -> float:
@@ -85,7 +85,7 @@ class Tied(Module):
         budget = _mean_budget(specs)
         places = [np.where(spec.budget > 0, spec.budget, np.inf) for spec in specs]
         # The longest step of tied norm 1, in the untied norm.
-        longest = max([1.0, *(float(np.max(budget / place)) for place in places)])
+        longest = max([1.0, *(float(np.max(budget / path)) for path in places)])
         return Sharpness(longest**2 * alpha, longest * beta, gamma)
 
     @property
@@ -113,14 +113,14 @@ class Tied(Module):
         return Tied(self.module.map_atoms(function), self.places)
 
     def describe(self) -> str:
-        return "Tied at " + ", ".join("/".join(map(str, place)) for place in self._paths)
+        return "Tied at " + ", ".join("/".join(map(str, path)) for path in self._paths)
 
     def _specs(self, plan: Any) -> list[Any]:
         """Return the `WeightSpec` at each index; another value if no atom is there."""
-        return [_subtree(plan, place) for place in self._paths]
+        return [_subtree(plan, path) for path in self._paths]
 
     def _thin(self, tree: Any) -> Any:
-        return functools.reduce(lambda t, place: _put(t, place, ()), self._paths[1:], tree)
+        return functools.reduce(lambda t, path: _put(t, path, ()), self._paths[1:], tree)
 
 
 def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
@@ -133,8 +133,8 @@ def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
         return specs[0]
     kinds = {(spec.space, spec.ndim, spec.budget.shape) for spec in specs}
     if len(kinds) > 1:
-        found = ", ".join(f"{spec.space} with copies {spec.budget.shape}" for spec in specs)
-        raise ValueError(f"weights {where} must agree in manifold and copies; got {found}")
+        listed = ", ".join(f"{spec.space} with copies {spec.budget.shape}" for spec in specs)
+        raise ValueError(f"weights {where} must agree in manifold and copies; got {listed}")
     masses = [spec.mass for spec in specs]
     if 0 in masses and any(masses):
         raise ValueError(f"weights {where} are frozen together or not at all; masses {masses}")
@@ -151,16 +151,16 @@ def _mean_budget(specs: list[WeightSpec]) -> np.ndarray:
     return np.where(effect > 0, mass / np.where(effect > 0, effect, 1), 0)
 
 
-def _subtree(tree: Any, place: Place) -> Any:
-    for index in place:
+def _subtree(tree: Any, path: Place) -> Any:
+    for index in path:
         if not isinstance(tree, tuple) or not 0 <= index < len(tree):
             return None
         tree = tree[index]
     return tree
 
 
-def _put(tree: Any, place: Place, value: Any) -> Any:
-    if not place:
+def _put(tree: Any, path: Place, value: Any) -> Any:
+    if not path:
         return value
-    index, *rest = place
+    index, *rest = path
     return (*tree[:index], _put(tree[index], tuple(rest), value), *tree[index + 1 :])

@@ -156,8 +156,8 @@ class ConvRMSToRMS(Norm):
         return tuple(range(-self.tap_axes, 0))
 
     def norm(self, weight: Float[Array, "*kernels m n"]) -> Numbers:
-        found = largest(self._tap(weight).norm(upcast(weight)), self._taps)
-        return found.astype(weight.dtype)
+        size = largest(self._tap(weight).norm(upcast(weight)), self._taps)
+        return size.astype(weight.dtype)
 
     def dual_norm(self, grad: Float[Array, "*kernels m n"]) -> Numbers:
         tap = self._tap(grad)

@@ -112,8 +112,8 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in matched.real}
         plan = plan_updates("agd", matched.fill(points, entries), updates, points)
         units, sizes = execute("agd", plan, _dualize, (points, updates))
-        moved = [weight for weight in plan.weights if weight.path in sizes]
-        depth = max(sum(_layers(w, leaves[w.index]) for w in moved), 1)
+        weights = [weight for weight in plan.weights if weight.path in sizes]
+        depth = max(sum(_layers(w, leaves[w.index]) for w in weights), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
         # log((1 + sqrt(1 + 4 G)) / 2), rearranged to be accurate for tiny G.
         eta = jnp.log1p(2 * summary / (1 + jnp.sqrt(1 + 4 * summary)))

@@ -199,7 +199,7 @@ def muon(
         weights = make_plan(geometry, params, rest=rest is not None).weights
         if constrained := [weight.path for weight in weights if weight.manifold.constrained]:
             raise ValueError(
-                f"muon is for flat space, but {constrained} lie on constrained manifolds; use"
+                f"muon is for flat space, but {constrained} have constrained manifolds; use"
                 " manifold_muon, or Euclidean with a norm."
             )
         return descent.init(params)

@@ -82,8 +82,8 @@ def _check_budget(path: str, budget: Any, leaf: jax.ShapeDtypeStruct) -> None:
     if not _broadcasts(jnp.shape(budget), leaf.shape):
         raise ValueError(
             f"the budget of {path!r} has shape {jnp.shape(budget)}, which does not broadcast"
-            f" against the shape {leaf.shape}; give one number, or one for each copy in a stack"
-            " with axes of length 1 behind."
+            f" against the shape {leaf.shape}; give a number, or for a stack an array of shape"
+            " (copies, 1, 1)."
         )
     # `optax.inject_hyperparams` turns numbers into traced arrays of unknown value.
     if not isinstance(budget, jax.Array):

@@ -45,16 +45,16 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
       >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))
     """
     count = len(transformations)
-    for i, part in enumerate(transformations):
-        one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", part)
-        if isinstance(part, Terminal) and i < count - 1:
+    for i, tx in enumerate(transformations):
+        one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", tx)
+        if isinstance(tx, Terminal) and i < count - 1:
             raise ValueError(
-                f"chain: transformation {i} of {count} is a retract, but it must be last: whatever"
-                " changes its updates takes the parameters off the manifold. Move what follows"
-                " (learning rate, budgets, weight decay, clipping) in front of it; the page"
+                f"chain: transformation {i} of {count} is a retract, but it must be last: changing"
+                " its updates takes the parameters off the manifold. Move the transformations"
+                " after it (learning rate, budgets, weight decay, clipping) before it; the page"
                 " 'Transformations' has the order of a chain."
             )
-    ends = any(isinstance(part, Terminal) for part in transformations[-1:])
+    ends = any(isinstance(tx, Terminal) for tx in transformations[-1:])
     return (Terminal if ends else Transformation)(*optax.chain(*transformations))
 
 
@@ -95,7 +95,7 @@ def check_chain(
       **extra_args: further arguments of `update`, such as `max_logits=...`.
 
     Raises:
-      ValueError: parameters left their manifold (the message names them), updates climb (checked
+      ValueError: parameters left their manifold (the message names them), updates ascend (checked
         without `value_fn`), or no parameter moved, so that nothing was checked.
 
     Examples:
@@ -136,26 +136,26 @@ def check_chain(
         total = jax.tree.map(np.add, total, grads)
     before, leaves = plan.leaves(start), plan.leaves(moving)
     if all(np.array_equal(before[i], leaves[i]) for i in plan.real):
-        raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
-    left = {}
+        raise ValueError(f"check_chain: no parameter changed in {steps} steps; use larger steps.")
+    distant = {}
     distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
     for weight in plan.weights:
         path, leaf = weight.path, weight.of(leaves[weight.index])
         allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
         allowed = allowed if tolerance is None else tolerance
         if not distances[path] <= allowed:  # NaN must fail
-            left[path] = float(distances[path])
-    if left:
+            distant[path] = float(distances[path])
+    if distant:
         raise ValueError(
-            f"after {steps} steps these parameters have left their manifold, at distance {left}."
-            " `retract` must be there and last: nothing may change updates after it; the"
-            " page 'Transformations' says it of each wrapper of Optax."
+            f"after {steps} steps these parameters are off their manifold, at distance {distant}."
+            " `retract` must be the last transformation: its updates must not be changed. For"
+            " Optax's wrappers see the page 'Transformations'."
         )
     if value_fn is None and _cosine(start, moving, total) > 0.1:
         raise ValueError(
-            "check_chain: updates climb: they lie along the gradients. A learning rate turns an"
-            " ascending direction around once: optax.scale_by_learning_rate(rate) or"
-            " optax.scale(-rate), and none behind an optimizer that has its own."
+            "check_chain: the updates ascend, along the gradients. Change the sign exactly once:"
+            " with optax.scale_by_learning_rate(rate) or optax.scale(-rate), but not after an"
+            " optimizer that has its own learning rate."
         )
 
 

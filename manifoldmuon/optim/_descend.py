@@ -149,6 +149,6 @@ def _warn_of_long_steps(learning_rate: Any, plan: Plan, shares: Sequence[Any]) -
     if longest > 1:
         warnings.warn(
             f"a learning rate of {longest:g}, budgets included, turns constrained weights by more"
-            " than one radian a step: rates from 0.02 to 0.2 are usual",
+            " than a radian per step: rates from 0.02 to 0.2 are usual",
             stacklevel=4,
         )

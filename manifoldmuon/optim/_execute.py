@@ -144,7 +144,7 @@ def execute(
             leaves[i] = leaf._replace(turned=turn and _is_turned(leaf))
     if unknown:
         raise ValueError(
-            f"{name}: the state knows no parameters {unknown}; it was made for another tree. Call"
+            f"{name}: the state has no entries for {unknown}; it belongs to another tree. Call"
             " tx.init(params) again."
         )
     results = {}
@@ -233,27 +233,27 @@ def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
     return jax.tree.map(lambda *x: jnp.stack(x), *rows) if stack or len(rows) > 1 else rows[0]
 
 
-def _scatter(answer: Any, group: list[Leaf], stack: bool = False) -> list[tuple[Any, Any]]:
+def _scatter(result: Any, group: list[Leaf], stack: bool = False) -> list[tuple[Any, Any]]:
     """Return the update and the second result of each leaf, in the parameter's layout."""
-    answer, answers = answer if isinstance(answer, tuple) else (answer, ()), []
+    result, results = result if isinstance(result, tuple) else (result, ()), []
     shape = group[0].shape
     shape = (len(group), *shape) if stack or len(group) > 1 else shape
-    if len(answer) != 2 or (answer[0] is not None and getattr(answer[0], "shape", None) != shape):
+    if len(result) != 2 or (result[0] is not None and getattr(result[0], "shape", None) != shape):
         raise ValueError(
             f"map_leaves: for a point of shape {shape} the function must return an update of that"
-            f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, answer)}."
+            f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, result)}."
         )
-    parts = [answer] * len(group)
+    pairs = [result] * len(group)
     if stack or len(group) > 1:
-        arrays, treedef = jax.tree.flatten(answer)
+        arrays, treedef = jax.tree.flatten(result)
         rows = zip(*[_unstack(x, stack) for x in arrays], strict=True)
-        parts = [jax.tree.unflatten(treedef, row) for row in rows]
-    for leaf, (update, result) in zip(group, parts, strict=True):
+        pairs = [jax.tree.unflatten(treedef, row) for row in rows]
+    for leaf, (update, result) in zip(group, pairs, strict=True):
         update = update.mT if leaf.turned and update is not None else update
         if update is not None and isinstance(leaf.weight.entry, LaidOut):
             update = leaf.weight.entry.layout.outward(update, leaf.arrays[0].shape)
-        answers.append((update, result))
-    return answers
+        results.append((update, result))
+    return results
 
 
 def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:

@@ -144,8 +144,8 @@ def _check_manifold(path: str, entry: Any, leaf: jax.ShapeDtypeStruct) -> None:
         )
     if jnp.finfo(leaf.dtype).bits < 16:
         raise TypeError(
-            f"the parameter {path!r} has dtype {leaf.dtype}; steps need bfloat16 or wider. Keep"
-            " the parameter in one of those, and cast where it is used."
+            f"the parameter {path!r} has dtype {leaf.dtype}; steps need bfloat16 or wider. Store"
+            " the parameter in a wider dtype, and cast where it is used."
         )
     try:
         entry.check_shape(leaf.shape)

@@ -54,12 +54,12 @@ def hybrid(
       >>> tx = hybrid(riemannian_adam(0.02, geometry), geometry, optax.adamw(3e-4))
       >>> updates, _ = tx.update(params, tx.init(params), params)
     """
-    parts: dict[Hashable, optax.GradientTransformation] = {"manifolds": tx, "rest": rest}
+    optimizers: dict[Hashable, optax.GradientTransformation] = {"manifolds": tx, "rest": rest}
 
     def split(plan: Plan, tree: Any) -> Transformation:
         labels = dict.fromkeys(plan.real, "manifolds") | dict.fromkeys(plan.rest, "rest")
         # Pass a function: Optax would call a label tree of a callable type, such as a module.
-        return optax.partition(parts, lambda _: plan.fill(tree, labels))
+        return optax.partition(optimizers, lambda _: plan.fill(tree, labels))
 
     def init_fn(params: Any) -> Any:
         check_descends("rest", rest)
@@ -72,4 +72,4 @@ def hybrid(
         return split(plan, params).update(updates, state, params, **extra_args)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return gradient_transformation(update_fn, init_fn, optax.partition(parts, {}).init, kind)
+    return gradient_transformation(update_fn, init_fn, optax.partition(optimizers, {}).init, kind)

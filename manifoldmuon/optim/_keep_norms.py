@@ -160,12 +160,12 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     def measure(tree: Any) -> dict[str, jax.Array]:
         return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    norms = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    measured = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
     for weight in plan.weights:
         path, leaf = weight.path, leaves[weight.index]
-        if path not in norms:
+        if path not in measured:
             continue
-        value, norm = given[weight.index], norms[path]
+        value, norm = given[weight.index], measured[path]
         if value is not None:
             size = scale_of(value, weight.shape(leaf)[-weight.manifold.ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)
@@ -191,9 +191,9 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
     wrong = [path for path, bad in zip(paths, unfit, strict=True) if bad]
     if wrong:
         raise ValueError(
-            f"keep_norms: {wrong} have weights of norm zero, or one that is not finite, for good."
-            " Give them a radius, for instance radius=by_path({...: 1.0, '**': None}), or start"
-            " them elsewhere."
+            f"keep_norms: {wrong} have weights whose norm is zero or not finite, and would keep it."
+            " Give a radius, for instance radius=by_path({...: 1.0, '**': None}), or initialise"
+            " them differently."
         )
 
 
@@ -208,8 +208,8 @@ def _plan_spheres(geometry: Geometry, params: Any) -> Plan:
     for weight in plan.weights:
         if weight.manifold.constrained and not on_sphere(weight.manifold):
             raise ValueError(
-                f"keep_norms: the geometry of {weight.path!r} is {weight.manifold}; a weight of"
-                " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
+                f"keep_norms: the geometry of {weight.path!r} must be a Hypersphere or free; got"
+                f" {weight.manifold}. For matrices, use Hypersphere(ndim=2)."
             )
     return plan
 

@@ -77,8 +77,8 @@ def with_master_copies(
             return step if is_hole(step) else difference(copy, param)
 
         copies = jax.tree.map(take, steps, state.copies, is_leaf=is_hole)
-        moved = jax.tree.map(move, steps, copies, params, is_leaf=is_hole)
-        return moved, MasterCopiesState(copies, inner_state)
+        updates = jax.tree.map(move, steps, copies, params, is_leaf=is_hole)
+        return updates, MasterCopiesState(copies, inner_state)
 
     return Terminal(init_fn, update_fn)
 

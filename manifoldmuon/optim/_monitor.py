@@ -58,11 +58,11 @@ def find_in(state: Any, kind: type, field: str) -> dict[str, jax.Array] | None:
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
     reports = [getattr(node, field) for node in nodes if isinstance(node, kind)]
     report: dict[str, jax.Array] = {}
-    for part in reports:
-        if twice := report.keys() & part.keys():
+    for numbers in reports:
+        if twice := report.keys() & numbers.keys():
             raise ValueError(f"two {kind.__name__} report on {sorted(twice)}; ask each state.")
         # Flax boxes every array of an optimizer's state.
-        report.update({path: jax.tree.leaves(boxed)[0] for path, boxed in part.items()})
+        report.update({path: jax.tree.leaves(boxed)[0] for path, boxed in numbers.items()})
     return report if reports else None
 
 

@@ -133,7 +133,7 @@ def _tangent_norm(
     The norm is a number and a power of two. Updates of ordinary size are not rescaled: on CPUs,
     finding the largest entry and copying would take longer than everything else.
     """
-    part = tangent_part(manifold, point, update)[0] if manifold.constrained else None
+    tangent = tangent_part(manifold, point, update)[0] if manifold.constrained else None
 
     def as_it_is(update):
         size, after = manifold.norm.estimate(update, vectors, iterations)
@@ -144,10 +144,10 @@ def _tangent_norm(
         size, after = manifold.norm.estimate(vector, vectors, iterations)
         return (size, exponent), after
 
-    update, vectors = match_varying_axes((upcast(update if part is None else part), vectors))
+    update, vectors = match_varying_axes((upcast(update if tangent is None else tangent), vectors))
     square = inner_product(update, update, manifold.ndim)
     ordinary = jnp.all((square > 2.0**-_ORDINARY) & (square < 2.0**_ORDINARY))
-    return part, jax.lax.cond(ordinary, as_it_is, scaled, update)
+    return tangent, jax.lax.cond(ordinary, as_it_is, scaled, update)
 
 
 def _divide(

@@ -83,7 +83,7 @@ def optax_muon(
     if preconditioning != "frobenius":  # Optax 0.2.7 has no other
         iteration["preconditioning"] = preconditioning
     dims = muon_weight_dimension_numbers
-    parts: Any = {
+    optimizers: Any = {
         "muon": optax.chain(
             _scale_by_muon(dims, iteration, beta, mu_dtype, nesterov, adaptive, method),
             _scale_by_shape(dims, consistent_rms),
@@ -101,7 +101,7 @@ def optax_muon(
             nesterov=nesterov,
         ),
     }
-    both = optax.partition(parts, lambda params: _optimizer_labels(dims, params))
+    both = optax.partition(optimizers, lambda params: _optimizer_labels(dims, params))
 
     def init_fn(params):
         labels = jax.tree.leaves(_optimizer_labels(dims, params))

@@ -79,16 +79,16 @@ class Plan(Matched):
     rest: tuple[int, ...]
     weights: tuple[Weight, ...]
 
-    def join(self, arrays: list[Any], tree: Any, like: Any) -> Any:
+    def join(self, new: list[Any], tree: Any, like: Any) -> Any:
         """Return a tree with new leaves.
 
         Args:
-          found: a new array for each weight; None keeps the leaf.
+          new: an array for each weight; None keeps the leaf.
           tree: the tree to change.
           like: parameters; joined blocks get their shardings.
         """
         leaves, blocks = self.leaves(tree), {}
-        for weight, x in zip(self.weights, arrays, strict=True):
+        for weight, x in zip(self.weights, new, strict=True):
             if weight.block is not None:
                 blocks.setdefault(weight.index, []).append((x, weight))
             elif x is not None:

@@ -128,12 +128,12 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
             updates, state.inner, plan.fill(params, points), **extra_args
         )
         steps = plan.leaves(updates)
-        moved = {
+        differences = {
             i: jnp.where(is_new, difference(point + steps[i], before[i]), steps[i])
             for i, point in points.items()
         }
         count = jnp.minimum(state.count + 1, 2)
-        return plan.fill(updates, moved), StartOnState(count, inner_state)
+        return plan.fill(updates, differences), StartOnState(count, inner_state)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
     return gradient_transformation(

@@ -122,8 +122,8 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
     empty = [plan.paths[i] for i in plan.rest if isinstance(leaves[i], jax.ShapeDtypeStruct)]
     if empty:
         raise ValueError(
-            f"init_tree: the geometry says nothing of {empty} (None), so that they must be arrays:"
-            " give the parameters that the framework has initialised."
+            f"init_tree: {empty} have no manifold (None), so they must be arrays; got shapes. Pass"
+            " the parameters that the framework has initialised."
         )
     points = [_random_like(w.entry, key, w.path, w.of(leaves[w.index])) for w in plan.weights]
     return plan.join(points, params, params)

@@ -100,8 +100,8 @@ def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Give
     """Project onto the tangent space; a tangent part that is only rounding becomes zero."""
     if not manifold.constrained:
         return update, {}
-    part, exponent = tangent_part(manifold, point, update)
-    return times_power_of_two(part, exponent, manifold.ndim), {}
+    projected, exponent = tangent_part(manifold, point, update)
+    return times_power_of_two(projected, exponent, manifold.ndim), {}
 
 
 def tangent_part(
@@ -113,10 +113,10 @@ def tangent_part(
     """
     vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
     # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
-    part = -manifold.project_tangent(point, -vector)
-    size, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (part, vector))
+    projected = -manifold.project_tangent(point, -vector)
+    size, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (projected, vector))
     noise = size <= noise_share(point.dtype, vector.dtype) * whole
-    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, part), exponent
+    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
 
 
 def unit(
@@ -139,11 +139,11 @@ def unit(
     along = to_unit_norm(point, ndim).astype(vector.dtype)
     inner = expand_trailing(inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
-    part = vector - without_fma(removed * inner * along)
+    projected = vector - without_fma(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
     noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
-    rounded = frobenius_norm(part, ndim) <= noise
-    return to_unit_norm(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
+    rounded = frobenius_norm(projected, ndim) <= noise
+    return to_unit_norm(jnp.where(expand_trailing(rounded, ndim), 0, projected), ndim), {}
 
 
 def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
@@ -153,8 +153,8 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
     start, ndim = upcast(point), manifold.ndim
     size = expand_trailing(given["radius"], ndim).astype(start.dtype)
     # Relative to the radius a weight has norm 1, so that squares neither over- nor underflow.
-    moved = size * over_norm(start / size + update.astype(start.dtype), ndim)
-    return difference(keep_if_zero(start, update, moved, ndim), point), {}
+    new_point = size * over_norm(start / size + update.astype(start.dtype), ndim)
+    return difference(keep_if_zero(start, update, new_point, ndim), point), {}
 
 
 def over_norm(x: jax.Array, ndim: int) -> jax.Array:

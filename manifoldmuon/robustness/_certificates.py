@@ -181,10 +181,10 @@ def certify(
         )
     if model is not None:
         _check_same_logits(logits, model, chunks)
-    found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
-    radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
+    bounds, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
+    radii, predicted = _radii(logits, bounds.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
-    return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, found)
+    return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, bounds)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -202,11 +202,11 @@ def _check_same_logits(
     except Exception as error:
         error.add_note("certify calls model with inputs (n, ...): jax.vmap it if it takes only one")
         raise
-    for chunk, found in zip(chunks, own, strict=True):
-        if found.shape != (len(chunk), logits.shape[1]):
+    for chunk, expected in zip(chunks, own, strict=True):
+        if expected.shape != (len(chunk), logits.shape[1]):
             raise ValueError(
                 f"certify(model) must map inputs {chunk.shape} to logits "
-                f"{(len(chunk), logits.shape[1])}; got {found.shape}"
+                f"{(len(chunk), logits.shape[1])}; got {expected.shape}"
             )
     apart = np.abs(np.concatenate(own) - logits)
     largest, limit = np.max(apart, initial=0.0), _AGREEMENT * np.max(np.abs(logits), initial=0.0)
@@ -221,13 +221,13 @@ def _check_same_logits(
 
 
 def _check_labels(labels: ArrayLike, count: int) -> np.ndarray:
-    found = np.asarray(labels)
-    if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
+    array = np.asarray(labels)
+    if array.shape != (count,) or not np.issubdtype(array.dtype, np.integer):
         raise ValueError(
             f"certify(labels) must be {count} whole numbers, as there are {count} images; got "
-            f"{found.dtype}{list(found.shape)}"
+            f"{array.dtype}{list(array.shape)}"
         )
-    return found
+    return array
 
 
 def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
@@ -254,37 +254,37 @@ def _distance(manifold: Manifold, point: Array) -> Array:
 def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBounds, np.ndarray]:
     """Return bounds up to the last linear layer, and distances between its rows, rounded up."""
     body, weights, rows = _split_last_linear(net, params)
-    found = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
-    output = found.outputs
+    bounds = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
+    output = bounds.outputs
     if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
             "the network has no bound in Euclidean length: its last nonlinearity returns "
             f"{output}. Add `Flatten` (images) or a mean (tokens) before the last layer, as on "
             "the page 'A classifier with a proof'"
         )
-    if not math.isfinite(found.lipschitz_inputs):
-        raise ValueError(f"the network has no Lipschitz constant: {'; '.join(found.reasons)}")
+    if not math.isfinite(bounds.lipschitz_inputs):
+        raise ValueError(f"the network has no Lipschitz constant: {'; '.join(bounds.reasons)}")
     if rows is None:
         distances = np.full((count, count), math.sqrt(2))
     else:
         distances = np.hypot.reduce(rows[:, None] - rows[None], axis=-1, initial=0.0)
-    return found, distances * (1 + _ROUNDING)
+    return bounds, distances * (1 + _ROUNDING)
 
 
 def _split_last_linear(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
     """Split a network before its last linear layer; return body, weights and scaled matrix."""
-    parts = net.parts if isinstance(net, Compose) else (net,)
+    layers = net.parts if isinstance(net, Compose) else (net,)
     weights = params if isinstance(net, Compose) else (params,)
     factor = 1.0
-    for place in reversed(range(len(parts))):
-        part = parts[place]
-        if isinstance(part, Mul):
-            factor *= part.factor
-        elif isinstance(part, Linear):
-            rows = factor * np.asarray(weights[place]).astype(np.float64)
-            before = Compose(parts[:place]) if place else Identity()
-            return before, weights[:place], rows
-        elif not isinstance(part, Bias):
+    for index in reversed(range(len(layers))):
+        layer = layers[index]
+        if isinstance(layer, Mul):
+            factor *= layer.factor
+        elif isinstance(layer, Linear):
+            rows = factor * np.asarray(weights[index]).astype(np.float64)
+            before = Compose(layers[:index]) if index else Identity()
+            return before, weights[:index], rows
+        elif not isinstance(layer, Bias):
             break
     return net, params, None
 

@@ -84,9 +84,9 @@ def export(
       >>> export(folder, found, pixels=(0.0, 1.0), at=[0.5]).name
       'certificate.json'
     """
-    place = Path(directory)
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
-        raise FileExistsError(f"{place} is not empty; name a new directory")
+    folder = Path(directory)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is not empty; name a new directory")
     images, labels, radii = certified.images, certified.labels, certified.radii
     if labels is None:
         raise ValueError("a certificate needs labels: write certify(..., labels)")
@@ -132,8 +132,8 @@ def export(
         return files | {"certificate.json": text}
 
     # Smaller claims take less room for rounding: what is proved now is proved then.
-    _write(place, contents(np.minimum(radii, _proved(contents(radii)))))
-    return place / "certificate.json"
+    _write(folder, contents(np.minimum(radii, _proved(contents(radii)))))
+    return folder / "certificate.json"
 
 
 def _claims(
@@ -203,19 +203,19 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
 @describe.register
 def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry]:
     entries = []
-    parts = list(zip(module.modules, params, strict=True))
-    for i, (part, weights) in enumerate(parts):
-        if isinstance(part, Concatenate):
-            if i + 1 == len(parts) or not isinstance(parts[i + 1][0], Add):
+    layers = list(zip(module.modules, params, strict=True))
+    for i, (layer, weights) in enumerate(layers):
+        if isinstance(layer, Concatenate):
+            if i + 1 == len(layers) or not isinstance(layers[i + 1][0], Add):
                 raise TypeError("parallel modules can be exported only if Add follows them")
             branches = [
                 describe(branch, inner, arrays)
-                for branch, inner in zip(part.modules, weights, strict=True)
+                for branch, inner in zip(layer.modules, weights, strict=True)
             ]
             entries.append({"kind": "sum", "branches": branches})
-        elif not isinstance(part, Add):
-            entries += describe(part, weights, arrays)
-        elif not i or not isinstance(parts[i - 1][0], Concatenate):
+        elif not isinstance(layer, Add):
+            entries += describe(layer, weights, arrays)
+        elif not i or not isinstance(layers[i - 1][0], Concatenate):
             raise TypeError("Add can be exported only after parallel modules")
     return entries
 
@@ -267,16 +267,16 @@ def _format_json(certificate: Entry) -> str:
     return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
-def _write(place: Path, contents: dict[str, bytes]) -> None:
+def _write(folder: Path, contents: dict[str, bytes]) -> None:
     """Write a directory of files atomically: all files or none."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    begun = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    begun = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         for name, data in contents.items():
             (begun / name).write_bytes(data)
         begun.chmod(0o755)  # temporary directories are private to their owner
         # Fails if the directory has been filled in the meantime: only an empty one is replaced.
-        begun.rename(place)
+        begun.rename(folder)
     except OSError:
         shutil.rmtree(begun, ignore_errors=True)
         raise

@@ -83,13 +83,13 @@ def check_all(laws: Sequence[tuple[int, Callable[..., None]]], where: str, *args
             first, *_ = str(error).splitlines() or [""]
             broken.append(f"{number}. law broken: no error ({type(error).__name__}: {first})")
     if broken:
-        raise AssertionError("\n".join([*broken, f"The laws stand, numbered, in {where}."]))
+        raise AssertionError("\n".join([*broken, f"See the numbered laws in {where}."]))
 
 
-def require(law: str, holds: bool, found: str = "") -> None:
+def require(law: str, holds: bool, details: str = "") -> None:
     """Raise an `AssertionError` that names the law and the result, unless the law holds."""
     if not holds:
-        raise AssertionError(f"law broken: {law}" + (f" ({found})" if found else ""))
+        raise AssertionError(f"law broken: {law}" + (f" ({details})" if details else ""))
 
 
 def check_value_object(strategy: object) -> None:
@@ -105,8 +105,8 @@ def check_value_object(strategy: object) -> None:
 
 def same_tree_of_shapes(law: str, actual: PyTree, expected: PyTree) -> None:
     """Raise unless both trees have the same structure, shapes and dtypes."""
-    found, wanted = (
+    shapes, wanted = (
         jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
         for tree in (actual, expected)
     )
-    require(law, found == wanted, f"{found} instead of {wanted}")
+    require(law, shapes == wanted, f"{shapes} instead of {wanted}")

@@ -18,7 +18,7 @@ from manifoldmuon.testing._assertions import agree, inner_products, numpy, requi
 Values = Any
 
 
-class Answers(NamedTuple):
+class Results(NamedTuple):
     """All answers of a manifold for a point, a gradient and a vector."""
 
     projected: Values
@@ -41,7 +41,7 @@ class CheckedManifold:
     shape: tuple[int, ...]
     key: PRNGKeyArray
     draw: Callable[[PRNGKeyArray], np.ndarray]
-    ask: Callable[..., Answers]
+    ask: Callable[..., Results]
     point: np.ndarray
     grad: np.ndarray
     vector: np.ndarray
@@ -87,19 +87,19 @@ def jitted(function: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *arrays: numpy(compiled(*arrays))
 
 
-def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -> Answers:
-    answer = manifold.steepest(point, grad, manifold.init_dual(point.shape))
-    require("steepest returns a Steepest", isinstance(answer, Steepest), type(answer).__name__)
+def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -> Results:
+    result = manifold.steepest(point, grad, manifold.init_dual(point.shape))
+    require("steepest returns a Steepest", isinstance(result, Steepest), type(result).__name__)
     # All checks share this compiled function.
-    return Answers(
+    return Results(
         projected=manifold.project(vector),
         size=manifold.norm.norm(vector),
         tangent=manifold.project_tangent(point, vector),
-        direction=answer.direction,
-        direction_size=manifold.norm.norm(answer.direction),
-        dual=answer.dual,
-        residual=answer.residual,
-        gap=answer.gap,
+        direction=result.direction,
+        direction_size=manifold.norm.norm(result.direction),
+        dual=result.dual,
+        residual=result.residual,
+        gap=result.gap,
         moved=manifold.retract(point, vector),
         distance=manifold.distance(point),
     )

@@ -14,8 +14,8 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import SCALES, at_most, same_tree_of_shapes, wide
 from manifoldmuon.testing._checked_manifold import (
-    Answers,
     CheckedManifold,
+    Results,
     Values,
     jitted,
     max_size,
@@ -25,16 +25,16 @@ NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares that are not norm
 
 
 def check_steepest(case: CheckedManifold) -> None:
-    answers = _check_direction(case, case.point, case.grad, "", slack=0.0)
+    results = _check_direction(case, case.point, case.grad, "", slack=0.0)
     compete = jitted(functools.partial(_competitor, case.manifold))
     edge = case.project(3 * case.other)
     for point in (case.point, edge) if case.manifold.has_boundary else (case.point,):
-        found = case.ask(point, case.grad, case.vector)
-        _check_gap_bound(case, point, case.grad, found, compete(point, case.grad))
-    check_stays_near("direction", case, answers.direction)
-    at_most("residual >= 0", 0, answers.residual)
-    at_most("gap >= 0", 0, answers.gap)
-    at_most(f"gap <= {case.gap}", answers.gap, case.gap)
+        result = case.ask(point, case.grad, case.vector)
+        _check_gap_bound(case, point, case.grad, result, compete(point, case.grad))
+    check_stays_near("direction", case, results.direction)
+    at_most("residual >= 0", 0, results.residual)
+    at_most("gap >= 0", 0, results.gap)
+    at_most(f"gap <= {case.gap}", results.gap, case.gap)
 
 
 def check_scale_invariance(case: CheckedManifold) -> None:
@@ -69,13 +69,13 @@ def check_warm(case: CheckedManifold) -> None:
     start = case.ask(case.point, 1e3 * case.other, case.vector).dual
     if not jax.tree.leaves(start):
         return
-    answer = jitted(case.manifold.steepest)(case.point, case.grad, start)
-    same_tree_of_shapes("the dual keeps its structure", answer.dual, start)
-    size = case.norm(answer.direction)
+    result = jitted(case.manifold.steepest)(case.point, case.grad, start)
+    same_tree_of_shapes("the dual keeps its structure", result.dual, start)
+    size = case.norm(result.direction)
     at_most("norm(direction) <= 1, from another dual", size, 1 + case.overshoot)
-    back = -case.project_tangent(case.point, -answer.direction)
-    case.agree("direction is tangent, from another dual", back, answer.direction)
-    _check_gap_bound(case, case.point, case.grad, answer)
+    back = -case.project_tangent(case.point, -result.direction)
+    case.agree("direction is tangent, from another dual", back, result.direction)
+    _check_gap_bound(case, case.point, case.grad, result)
 
 
 def check_stays_near(law: str, case: CheckedManifold, vector: Values) -> None:
@@ -90,16 +90,16 @@ def check_stays_near(law: str, case: CheckedManifold, vector: Values) -> None:
 
 def _check_direction(
     case: CheckedManifold, point: Values, grad: Values, where: str, slack: float
-) -> Answers:
-    answers = case.ask(point, grad, case.vector)
-    direction = answers.direction
-    at_most(f"norm(direction) <= 1{where}", answers.direction_size, 1 + case.overshoot)
+) -> Results:
+    results = case.ask(point, grad, case.vector)
+    direction = results.direction
+    at_most(f"norm(direction) <= 1{where}", results.direction_size, 1 + case.overshoot)
     back = -case.project_tangent(point, -direction)
     case.agree(f"direction is tangent{where}", back, direction)
     slack *= float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
     at_most(f"direction ascends{where}", 0, case.inner(grad, direction), slack)
-    _check_gap_bound(case, point, grad, answers)
-    return answers
+    _check_gap_bound(case, point, grad, results)
+    return results
 
 
 def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) -> Array:
@@ -137,11 +137,11 @@ def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) 
 
 
 def _check_gap_bound(
-    case: CheckedManifold, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
+    case: CheckedManifold, point: Values, grad: Values, results: Results | Steepest, *rivals: Values
 ) -> None:
     """Check that no feasible direction beats the bound implied by the gap."""
-    value, direction = case.inner(grad, answers.direction), answers.direction
-    left = 1 - np.max(wide(answers.gap), initial=0)
+    value, direction = case.inner(grad, results.direction), results.direction
+    remaining = 1 - np.max(wide(results.gap), initial=0)
     length = float(np.sqrt(case.inner(grad, grad)))
     best = [0.0 if case.optimum is None else case.optimum(point, grad)]
     for rival in (
@@ -161,4 +161,4 @@ def _check_gap_bound(
         again = -case.project_tangent(point, -rival)
         if (size := max_size(case.norm(again))) > 0.1:
             best.append(case.inner(grad, again) / max(size, 1))
-    at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)
+    at_most("the gap is a true bound", remaining * max(best), value, case.tolerance * length)

@@ -22,8 +22,8 @@ from manifoldmuon.testing._assertions import (
     with_nan,
 )
 from manifoldmuon.testing._checked_manifold import (
-    Answers,
     CheckedManifold,
+    Results,
     ask_manifold,
     jitted,
     max_size,
@@ -99,7 +99,7 @@ def check_manifold(
     check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Manifold`", case)
 
 
-def _agree_all(law: str, actual: Answers, expected: Answers, case: CheckedManifold) -> None:
+def _agree_all(law: str, actual: Results, expected: Results, case: CheckedManifold) -> None:
     # Gaps and distances are small numbers, with the rounding noise of the direction.
     directions = ("projected", "tangent", "size", "direction", "direction_size", "moved")
     for name in (*directions, "gap", "distance"):
@@ -115,26 +115,26 @@ def _check_shapes(case: CheckedManifold) -> None:
     else:
         # Only a flat space of scalars takes scalars.
         require("check_shape refuses a shape without axes", case.manifold.ndim == 0)
-    answers = case.ask(case.point, case.grad, case.vector)
+    results = case.ask(case.point, case.grad, case.vector)
     for name in ("projected", "tangent", "direction", "moved"):
-        shape = np.shape(getattr(answers, name))
+        shape = np.shape(getattr(results, name))
         require(f"{name} keeps the shape", shape == case.shape, f"{shape} for {case.shape}")
     copies = case.shape[: len(case.shape) - case.manifold.ndim]
     for name in ("gap", "residual", "distance", "size", "direction_size"):
-        shape = np.shape(getattr(answers, name))
+        shape = np.shape(getattr(results, name))
         require(f"{name} has one number per point", shape == copies, f"{shape} for {copies}")
     # The dual is carried through jax.lax.scan and stored in checkpoints.
     cold = jax.eval_shape(lambda: case.manifold.init_dual(case.shape))
-    same_tree_of_shapes("init_dual has the structure of the dual", answers.dual, cold)
+    same_tree_of_shapes("init_dual has the structure of the dual", results.dual, cold)
 
 
 def _check_the_set(case: CheckedManifold) -> None:
-    answers = case.ask(case.point, case.grad, case.vector)
-    at_most("a random point is on the set", answers.distance, case.on_set)
+    results = case.ask(case.point, case.grad, case.vector)
+    at_most("a random point is on the set", results.distance, case.on_set)
     require(
         "random_point depends on its key alone", bool(np.all(case.draw(case.key) == case.point))
     )
-    projected = answers.projected
+    projected = results.projected
     at_most("project lands on the set", case.distance(projected), case.on_set)
     case.agree("project is idempotent", case.project(projected), projected)
     away = case.vector - projected
@@ -172,19 +172,19 @@ def _check_the_set(case: CheckedManifold) -> None:
     ):
         off = off.astype(case.point.dtype)
         nearest = case.project(off)
-        left, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
+        missed, size = (np.sqrt(np.sum(wide(x) ** 2, axis=axes)) for x in (off - nearest, nearest))
         law = f"distance sees how far a point is from project(point), at {where}"
-        at_most(law, left / size / 8, case.distance(off), case.on_set)
+        at_most(law, missed / size / 8, case.distance(off), case.on_set)
 
 
 def _check_random_points(case: CheckedManifold) -> None:
     """Check that random points leave out no half of the set."""
     point, law = case.point, "random_point leaves out no half of the set"
     size = np.sqrt(np.mean(wide(point) ** 2)) if point.size else 0.0
-    moved = case.project((point + 0.01 * size * case.vector).astype(point.dtype)) - point
-    hidden = moved - case.project_tangent(point, moved)
+    change = case.project((point + 0.01 * size * case.vector).astype(point.dtype)) - point
+    hidden = change - case.project_tangent(point, change)
     # On a quotient, whose tangent space lacks some directions, any representatives will do.
-    if np.linalg.norm(hidden) >= max(0.1 * np.linalg.norm(moved), 1e-3 * np.linalg.norm(point)):
+    if np.linalg.norm(hidden) >= max(0.1 * np.linalg.norm(change), 1e-3 * np.linalg.norm(point)):
         return
     draws = np.stack([wide(case.draw(key)) for key in jax.random.split(case.key, 256)])
     vectors = normal(jax.random.fold_in(case.key, 1), case.shape, 16)
@@ -226,8 +226,8 @@ def _check_fast(case: CheckedManifold) -> None:
         return
 
     def ask(point, grad):
-        answer = fast.steepest(point, grad, fast.init_dual(point.shape))
-        return fast.project(point), fast.norm.norm(grad), answer.direction, answer.gap
+        result = fast.steepest(point, grad, fast.init_dual(point.shape))
+        return fast.project(point), fast.norm.norm(grad), result.direction, result.gap
 
     moved, norm, direction, gap = jitted(ask)(case.point, case.grad)
     size = max(float(np.max(np.abs(case.point))), 1e-30)
@@ -260,11 +260,11 @@ def _check_tangent_space(case: CheckedManifold) -> None:
 
 def _check_zero(case: CheckedManifold) -> None:
     zero = np.zeros_like(case.point)
-    answers = case.ask(case.point, zero, zero)
-    require("a zero gradient gives a zero direction", bool(np.all(answers.direction == 0)))
-    require("a zero gradient has gap 0", bool(np.all(answers.gap == 0)))
-    require("a zero gradient has residual 0", bool(np.all(answers.residual == 0)))
-    require("retract(p, 0) == p, bit for bit", bool(np.all(answers.moved == case.point)))
+    results = case.ask(case.point, zero, zero)
+    require("a zero gradient gives a zero direction", bool(np.all(results.direction == 0)))
+    require("a zero gradient has gap 0", bool(np.all(results.gap == 0)))
+    require("a zero gradient has residual 0", bool(np.all(results.residual == 0)))
+    require("retract(p, 0) == p, bit for bit", bool(np.all(results.moved == case.point)))
     nowhere = case.ask(zero, zero, zero)
     require("a zero point stays where it is", bool(np.all(nowhere.moved == 0)))
     at_most("project takes zero to the set", case.distance(nowhere.projected), case.on_set)
@@ -285,14 +285,14 @@ def _check_retraction(case: CheckedManifold) -> None:
 def _check_unconstrained(case: CheckedManifold) -> None:
     if case.manifold.constrained:
         return
-    answers = case.ask(case.point, case.grad, case.vector)
+    results = case.ask(case.point, case.grad, case.vector)
     law = "an unconstrained project changes nothing"
-    require(law, bool(np.all(answers.projected == case.vector)))
+    require(law, bool(np.all(results.projected == case.vector)))
     law = "an unconstrained tangent changes nothing"
-    require(law, bool(np.all(answers.tangent == case.vector)))
-    case.agree("an unconstrained retract adds", answers.moved, case.point + case.vector)
+    require(law, bool(np.all(results.tangent == case.vector)))
+    case.agree("an unconstrained retract adds", results.moved, case.point + case.vector)
     elsewhere = case.ask(case.other, case.grad, case.vector).direction
-    case.agree("free space: a direction has no point", elsewhere, answers.direction)
+    case.agree("free space: a direction has no point", elsewhere, results.direction)
 
 
 def _check_copies(case: CheckedManifold) -> None:
@@ -326,9 +326,9 @@ def _check_eager(case: CheckedManifold) -> None:
     compiled = case.ask(case.point, case.grad, case.vector)
     arrays = [jnp.asarray(x) for x in (case.point, case.grad, compiled.tangent)]
     point, grad, tangent = arrays
-    answer = case.manifold.steepest(point, grad, case.manifold.init_dual(case.shape))
-    case.agree("jit = eager (direction)", compiled.direction, answer.direction)
-    case.agree("jit = eager (gap)", compiled.gap, answer.gap)
+    result = case.manifold.steepest(point, grad, case.manifold.init_dual(case.shape))
+    case.agree("jit = eager (direction)", compiled.direction, result.direction)
+    case.agree("jit = eager (gap)", compiled.gap, result.gap)
     moved = case.manifold.retract(point, tangent)
     case.agree("jit = eager (moved)", case.retract(case.point, compiled.tangent), moved)
 
@@ -351,12 +351,12 @@ def _check_shard_map(case: CheckedManifold) -> None:
 
 def _check_dtypes(case: CheckedManifold) -> None:
     short = jax.ShapeDtypeStruct(case.shape, jnp.bfloat16)
-    answers = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
+    results = jax.eval_shape(lambda *x: ask_manifold(case.manifold, *x), short, short, short)
     for name in ("projected", "tangent", "direction", "moved"):
-        dtype = getattr(answers, name).dtype
+        dtype = getattr(results, name).dtype
         require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
     for name in ("residual", "gap", "distance"):
-        dtype = getattr(answers, name).dtype
+        dtype = getattr(results, name).dtype
         require(f"{name} is float32 or wider", dtype == jnp.float32, str(dtype))
     drawn = jax.eval_shape(lambda: case.manifold.random_point(case.key, case.shape, jnp.bfloat16))
     require("random_point has the dtype asked for", drawn.dtype == jnp.bfloat16)
@@ -365,13 +365,13 @@ def _check_dtypes(case: CheckedManifold) -> None:
 
 def _check_short_dtype(case: CheckedManifold) -> None:
     short = [x.astype(jnp.bfloat16) for x in (case.point, case.grad, case.vector)]
-    answers = case.ask(*short)
+    results = case.ask(*short)
     rounded = case.ask(*(x.astype(np.float32) for x in short))
     for name in ("projected", "tangent", "direction", "moved"):
         exact = getattr(rounded, name)
         size = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
-        agree(law, wide(getattr(answers, name)) / size, exact / size, 2.0**-7)
+        agree(law, wide(getattr(results, name)) / size, exact / size, 2.0**-7)
 
 
 LAWS = (

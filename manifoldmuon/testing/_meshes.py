@@ -38,13 +38,13 @@ def check_inside_shard_map(function: Callable[..., Any], *arguments: PyTree) -> 
     jax.eval_shape(function, *arguments)
     mesh = jax.sharding.AbstractMesh((2,), ("devices",), axis_types=(AxisType.Auto,))
     every, same = PartitionSpec("devices"), PartitionSpec()
-    places = range(len(arguments))
-    for varying in (*({place} for place in places), set(places)):
+    indices = range(len(arguments))
+    for varying in (*({index} for index in indices), set(indices)):
 
         def inside(mark, given, varying=frozenset(varying)):
             marked = [
-                match_varying_axes(tree, mark) if place in varying else tree
-                for place, tree in enumerate(given)
+                match_varying_axes(tree, mark) if index in varying else tree
+                for index, tree in enumerate(given)
             ]
             return jax.tree.map(lambda x: jnp.asarray(x)[None], function(*marked))
 
@@ -100,9 +100,9 @@ def check_sharding(
     for expected in wanted:
         updates, sharded, state = step(sharded, state, sharded_grads)
         chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
-        found = jax.device_get(updates)
-        chex.assert_trees_all_equal_structs(found, expected)
-        for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        actual = jax.device_get(updates)
+        chex.assert_trees_all_equal_structs(actual, expected)
+        for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             largest = float(np.max(np.abs(wide(y)), initial=0))
             np.testing.assert_allclose(wide(x), wide(y), rtol=1e-4, atol=1e-4 * largest)
     assert len(traces) == 1, f"{len(traces)} compilations in two steps"

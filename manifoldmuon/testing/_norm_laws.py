@@ -28,7 +28,7 @@ from manifoldmuon.testing._assertions import (
 from manifoldmuon.testing._checked_manifold import Values, jitted
 
 
-class NormAnswers(NamedTuple):
+class NormResults(NamedTuple):
     """All answers of a norm for a gradient and a weight."""
 
     dualize: Values
@@ -45,7 +45,7 @@ class CheckedNorm(NamedTuple):
     """A norm with three random arrays, and the limits of its laws."""
 
     norm: Norm
-    ask: Callable[[Values, Values], NormAnswers]
+    ask: Callable[[Values, Values], NormResults]
     grad: np.ndarray
     weight: np.ndarray
     other: np.ndarray
@@ -94,11 +94,11 @@ def check_norm(
     check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Norm`", case)
 
 
-def _ask(norm: Norm, grad: Array, weight: Array) -> NormAnswers:
+def _ask(norm: Norm, grad: Array, weight: Array) -> NormResults:
     dualize = norm.dualize(grad)
     _, vectors = norm.estimate(weight, norm.init_vectors(weight.shape), PowerIterations())
     defined = type(norm).project is not Norm.project
-    return NormAnswers(
+    return NormResults(
         dualize,
         norm.dual_norm(grad),
         norm.gap(grad, dualize),
@@ -111,18 +111,18 @@ def _ask(norm: Norm, grad: Array, weight: Array) -> NormAnswers:
 
 
 def _check_norm_shapes(case: CheckedNorm) -> None:
-    norm, grad, answers = case.norm, case.grad, case.ask(case.grad, case.weight)
+    norm, grad, results = case.norm, case.grad, case.ask(case.grad, case.weight)
     axes = grad.shape[: grad.ndim - norm.ndim]
     for name in ("dual", "gap", "size", "bound", "estimate"):
-        require(f"{name} has the leading axes' shape", getattr(answers, name).shape == axes)
+        require(f"{name} has the leading axes' shape", getattr(results, name).shape == axes)
     for name in ("dualize", "projected"):
-        require(f"{name} keeps the shape", getattr(answers, name).shape == grad.shape)
+        require(f"{name} keeps the shape", getattr(results, name).shape == grad.shape)
     short = jax.ShapeDtypeStruct(grad.shape, jnp.bfloat16)
-    answers = jax.eval_shape(lambda g, w: _ask(norm, g, w), short, short)
+    results = jax.eval_shape(lambda g, w: _ask(norm, g, w), short, short)
     for name in ("dualize", "dual", "size", "projected"):
-        dtype = getattr(answers, name).dtype
+        dtype = getattr(results, name).dtype
         require(f"dtype in = dtype out ({name})", dtype == jnp.bfloat16, str(dtype))
-    require("gap is float32 or wider", answers.gap.dtype == jnp.float32)
+    require("gap is float32 or wider", results.gap.dtype == jnp.float32)
     cold = jax.eval_shape(lambda: norm.init_vectors(grad.shape))
     _, warm = jax.eval_shape(lambda w, v: norm.estimate(w, v, PowerIterations()), short, cold)
     same_tree_of_shapes("estimate keeps the structure of its vectors", warm, cold)
@@ -159,34 +159,34 @@ def _check_dualize(case: CheckedNorm) -> None:
 
 def _check_shortest(case: CheckedNorm) -> None:
     """Check gradients without full rank, where many directions attain the dual norm."""
-    _, part = _diagonal_blocks(case.grad, case.norm.ndim)
-    _check_attains(case, part, ", without full rank")
-    found = case.ask(part, case.weight).dualize
+    _, block = _diagonal_blocks(case.grad, case.norm.ndim)
+    _check_attains(case, block, ", without full rank")
+    direction = case.ask(block, case.weight).dualize
     # Parts that the gradient does not determine follow the noise, and cancel in the mean.
-    noise = np.float32(1e-4 * np.max(np.abs(part))) * case.other
-    around = [wide(case.ask(part + sign * noise, case.weight).dualize) for sign in (1, -1)]
-    length, shortest = (np.sqrt(case.inner(x, x)) for x in (found, sum(around) / 2))
+    noise = np.float32(1e-4 * np.max(np.abs(block))) * case.other
+    around = [wide(case.ask(block + sign * noise, case.weight).dualize) for sign in (1, -1)]
+    length, shortest = (np.sqrt(case.inner(x, x)) for x in (direction, sum(around) / 2))
     law = "dualize(g) is the shortest direction that attains the dual norm"
     at_most(law, length / shortest, 1.1)
 
 
 def _check_norm_gap(case: CheckedNorm) -> None:
     """Check the gap, also of directions far from the steepest."""
-    both, part = _diagonal_blocks(case.grad, case.norm.ndim)
+    both, block = _diagonal_blocks(case.grad, case.norm.ndim)
     gap = jitted(case.norm.gap)
     for grad in (case.grad, both):
-        answers = case.ask(grad, case.weight)
-        at_most(f"gap <= {case.loss}", answers.gap, case.loss)
+        results = case.ask(grad, case.weight)
+        at_most(f"gap <= {case.loss}", results.gap, case.loss)
         for name, direction in (
-            ("dualize(g)", answers.dualize),
-            ("dualize(g) / 2", answers.dualize / 2),
-            ("dualize of one block of g", case.ask(part, case.weight).dualize),
+            ("dualize(g)", results.dualize),
+            ("dualize(g) / 2", results.dualize / 2),
+            ("dualize of one block of g", case.ask(block, case.weight).dualize),
         )[: 3 if grad is both else 2]:
-            found = gap(grad, direction)
-            at_most(f"gap >= 0 at {name}", 0, found)
-            missed = 1 - case.inner(grad, direction) / wide(answers.dual)
+            value = gap(grad, direction)
+            at_most(f"gap >= 0 at {name}", 0, value)
+            missed = 1 - case.inner(grad, direction) / wide(results.dual)
             at_most(
-                f"gap bounds 1 - <g, a> / dual_norm(g) at {name}", missed, found, case.tolerance
+                f"gap bounds 1 - <g, a> / dual_norm(g) at {name}", missed, value, case.tolerance
             )
     for c in SCALES:
         first, scaled = (case.ask(x, case.weight).gap for x in (case.grad, c * case.grad))
@@ -195,14 +195,14 @@ def _check_norm_gap(case: CheckedNorm) -> None:
 
 def _check_norm_zero(case: CheckedNorm) -> None:
     zero = np.zeros_like(case.grad)
-    for name, answer in zip(NormAnswers._fields, case.ask(zero, zero), strict=True):
-        require(f"{name} of zero is zero", bool(np.all(answer == 0)), str(answer))
+    for name, value in zip(NormResults._fields, case.ask(zero, zero), strict=True):
+        require(f"{name} of zero is zero", bool(np.all(value == 0)), str(value))
 
 
 def _check_cheap_norms(case: CheckedNorm) -> None:
     for c in (1, *SCALES):
-        answers = case.ask(case.grad, c * case.weight)
-        bound, estimate = (wide(x) / answers.size for x in (answers.bound, answers.estimate))
+        results = case.ask(case.grad, c * case.weight)
+        bound, estimate = (wide(x) / results.size for x in (results.bound, results.estimate))
         at_most(f"norm(w) <= bound(w) at c = {c:g}", 1, bound, case.tolerance)
         at_most(f"bound(w) <= 2 norm(w) at c = {c:g}", bound, 2)
         at_most(f"estimate(w) <= norm(w) at c = {c:g}", estimate, 1, case.tolerance)
@@ -228,18 +228,18 @@ def _check_projection(case: CheckedNorm) -> None:
 def _check_norm_fast(case: CheckedNorm) -> None:
     if (norm := case.norm.for_training()) == case.norm:
         return
-    answers, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
-    found = fast(case.grad, case.weight)
+    results, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
+    result = fast(case.grad, case.weight)
     for name in ("size", "dual"):
         law = f"for_training() is the same norm ({name})"
-        agree(law, getattr(found, name), getattr(answers, name), case.tolerance)
-    gained = case.inner(case.grad, found.dualize) / wide(answers.dual)
+        agree(law, getattr(result, name), getattr(results, name), case.tolerance)
+    gained = case.inner(case.grad, result.dualize) / wide(results.dual)
     law = "for_training(): norm(dualize(g)) <= 1"
-    at_most(law, case.ask(case.grad, found.dualize).size, 1, case.tolerance)
+    at_most(law, case.ask(case.grad, result.dualize).size, 1, case.tolerance)
     at_most(
         "for_training(): gap bounds 1 - <g, a> / dual_norm(g)",
         1 - gained,
-        found.gap,
+        result.gap,
         case.tolerance,
     )
     at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
@@ -253,12 +253,12 @@ def _check_norm_copies(case: CheckedNorm) -> None:
     stacked = ask(grads, weights)
     for index in (0, 2, 3):
         alone = ask(grads[index], weights[index])
-        for name, one, many in zip(NormAnswers._fields, alone, stacked, strict=True):
+        for name, one, many in zip(NormResults._fields, alone, stacked, strict=True):
             # A gap is a small number with the rounding noise of the direction.
             size = 1.0 if name == "gap" else np.maximum(np.max(np.abs(one), initial=0), 1e-30)
             agree(f"stack = loop ({name})", many[index] / size, one / size, case.tolerance)
-    for name, answer in zip(NormAnswers._fields, stacked, strict=True):
-        require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(answer[1]))))
+    for name, value in zip(NormResults._fields, stacked, strict=True):
+        require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(value[1]))))
 
 
 def _check_norm_short_dtype(case: CheckedNorm) -> None:
@@ -275,10 +275,10 @@ def _check_norm_eager(case: CheckedNorm) -> None:
 
 
 def _check_attains(case: CheckedNorm, grad: np.ndarray, where: str) -> None:
-    answers, tolerance = case.ask(grad, case.weight), case.tolerance + case.loss
-    ones = np.ones(answers.dual.shape)
-    agree(f"norm(dualize(g)) == 1{where}", answers.size_of_dualize, ones, tolerance)
-    gained = case.inner(grad, answers.dualize) / wide(answers.dual)
+    results, tolerance = case.ask(grad, case.weight), case.tolerance + case.loss
+    ones = np.ones(results.dual.shape)
+    agree(f"norm(dualize(g)) == 1{where}", results.size_of_dualize, ones, tolerance)
+    gained = case.inner(grad, results.dualize) / wide(results.dual)
     agree(f"<g, dualize(g)> == dual_norm(g){where}", gained, ones, tolerance)
 
 

@@ -88,9 +88,9 @@ def check_slopes(
     if order >= 2:
         law = "f(retract(p, t v)) = f(p) + t <grad f, v> + t^2/2 <v, Hess f[v]> + O(t^3)"
         laws.append((law, second, 3))
-    for law, found, wanted in laws:
-        slope = error_slope(LENGTHS, found)
-        require(law, slope >= wanted - 0.1, f"slope {slope:.3g}, errors {found}")
+    for law, measured, wanted in laws:
+        slope = error_slope(LENGTHS, measured)
+        require(law, slope >= wanted - 0.1, f"slope {slope:.3g}, errors {measured}")
 
 
 def _taylor_errors(
@@ -118,9 +118,9 @@ def _taylor_errors(
     bends = along(jax.jvp(gradients, (point,), (vector,))[1])
 
     def at(t: Array) -> tuple[Array, ...]:
-        moved = manifold.retract(point, t * vector)
-        missed = moved - point - t * vector
-        first = costs(moved) - costs(point) - t * slopes
+        new_point = manifold.retract(point, t * vector)
+        missed = new_point - point - t * vector
+        first = costs(new_point) - costs(point) - t * slopes
         bent = size(manifold.project_tangent(point, missed))
         return size(missed), bent, size(first), size(first - t * t / 2 * bends)
 

@@ -170,8 +170,8 @@ def _holes(case: CheckedTransformation) -> None:
         mask_first_leaf(case.grads, optax.MaskedNode()),
         mask_first_leaf(case.params, optax.MaskedNode()),
     )
-    found, _ = take_step(case, *masked)
-    chex.assert_trees_all_close(found, mask_first_leaf(wanted, optax.MaskedNode()), **CLOSE)
+    updates, _ = take_step(case, *masked)
+    chex.assert_trees_all_close(updates, mask_first_leaf(wanted, optax.MaskedNode()), **CLOSE)
     missing = mask_first_leaf(case.grads, None), mask_first_leaf(case.params, None)
     shapes = jax.eval_shape(lambda grads, params: take_step(case, grads, params)[0], *missing)
     chex.assert_trees_all_equal_shapes_and_dtypes(shapes, mask_first_leaf(wanted, None))
@@ -232,11 +232,11 @@ def _nan_in_one_leaf(case: CheckedTransformation) -> None:
         bad[index] = bad[index].copy()
         bad[index].flat[-1] = np.nan
         updates, _ = take_step(case, jax.tree.unflatten(treedef, bad))
-        found = jax.tree.leaves(updates)
-        assert np.any(np.isnan(found[index])), "a NaN in the gradient has disappeared"
-        del found[index]
+        arrays = jax.tree.leaves(updates)
+        assert np.any(np.isnan(arrays[index])), "a NaN in the gradient has disappeared"
+        del arrays[index]
         others = [x for i, x in enumerate(jax.tree.leaves(clean)) if i != index]
-        chex.assert_trees_all_close(found, others, **CLOSE)
+        chex.assert_trees_all_close(arrays, others, **CLOSE)
 
 
 def _errors(case: CheckedTransformation) -> None:
@@ -257,8 +257,8 @@ def _scale(case: CheckedTransformation) -> None:
     wanted, _ = case.first
     for power in (100, -100):  # powers of two scale without rounding
         grads = jax.tree.map(lambda g, c=np.float32(2.0**power): np.asarray(g * c), case.grads)
-        found, _ = take_step(case, grads)
-        chex.assert_trees_all_close(found, wanted, **CLOSE)
+        updates, _ = take_step(case, grads)
+        chex.assert_trees_all_close(updates, wanted, **CLOSE)
 
 
 def _still(case: CheckedTransformation) -> None:
@@ -336,8 +336,8 @@ def check_injected(injected: optax.GradientTransformation, case: CheckedTransfor
     state, injected_state = case.tx.init(case.params), jax.jit(injected.init)(case.params)
     for _ in range(2):
         wanted, state = case.tx.update(case.grads, state, case.params)
-        found, injected_state = update(case.grads, injected_state, case.params)
-        chex.assert_trees_all_close(found, wanted, **CLOSE)
+        updates, injected_state = update(case.grads, injected_state, case.params)
+        chex.assert_trees_all_close(updates, wanted, **CLOSE)
 
 
 def _masked_partition_and_chain(case: CheckedTransformation) -> None:
@@ -346,16 +346,16 @@ def _masked_partition_and_chain(case: CheckedTransformation) -> None:
     outside = jax.tree.map(lambda m, u, g: u if m else g, mask, wanted, case.grads)
     frozen = jax.tree.map(lambda m, u: u if m else zeros_like(u), mask, wanted)
     labels = jax.tree.map(lambda m: "moving" if m else "frozen", mask)
-    parts: dict[Hashable, Any] = {"moving": case.tx, "frozen": optax.set_to_zero()}
+    optimizers: dict[Hashable, Any] = {"moving": case.tx, "frozen": optax.set_to_zero()}
     for wrapped, expected in (
         (optax.masked(case.tx, mask), outside),
-        (optax.partition(parts, labels), frozen),
+        (optax.partition(optimizers, labels), frozen),
         (optax.chain(optax.identity(), case.tx), wanted),
     ):
         state = wrapped.init(case.params)
         optax.tree_utils.tree_map_params(wrapped, lambda x: x, state)
-        found, _ = wrapped.update(case.grads, state, case.params)
-        chex.assert_trees_all_close(found, expected, **CLOSE)
+        updates, _ = wrapped.update(case.grads, state, case.params)
+        chex.assert_trees_all_close(updates, expected, **CLOSE)
 
 
 def _wrapped_donated_and_scanned(case: CheckedTransformation) -> None:
@@ -378,14 +378,14 @@ def _wrapped_donated_and_scanned(case: CheckedTransformation) -> None:
     batches = jax.tree.map(lambda *g: np.stack(g), *steps)
     run = jax.jit(lambda carry, grads: jax.lax.scan(step, carry, grads), donate_argnums=0)
     carry = jax.tree.map(jnp.array, (case.params, wrapped.init(case.params)))
-    _, found = run(carry, batches)
+    _, updates = run(carry, batches)
     for index in (0, 1, 3):
-        one = jax.tree.map(lambda u, i=index: u[i], jax.device_get(found))
+        one = jax.tree.map(lambda u, i=index: u[i], jax.device_get(updates))
         chex.assert_trees_all_equal(one, zeros_like(case.params))
     wanted, state = case.first
     second, _ = case.tx.update(other, state, case.params)
     for index, expected in ((2, wanted), (4, second)):
-        one = jax.tree.map(lambda u, i=index: u[i], jax.device_get(found))
+        one = jax.tree.map(lambda u, i=index: u[i], jax.device_get(updates))
         chex.assert_trees_all_close(one, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -396,10 +396,10 @@ def _vmap(case: CheckedTransformation) -> None:
     others = jax.tree.map(lambda g: np.asarray(-g * g), case.grads)
     both = jax.tree.map(lambda a, b: np.stack([a, b]), case.grads, others)
     twins = jax.tree.map(lambda p: np.stack([p, p]), case.params)
-    found = jax.device_get(jax.jit(jax.vmap(once))(twins, both))
+    updates = jax.device_get(jax.jit(jax.vmap(once))(twins, both))
     for index, grads in enumerate((case.grads, others)):
         wanted, _ = take_step(case, grads)
-        one = jax.tree.map(lambda x, i=index: x[i], found)
+        one = jax.tree.map(lambda x, i=index: x[i], updates)
         chex.assert_trees_all_close(one, wanted, rtol=1e-4, atol=1e-5)
 
 

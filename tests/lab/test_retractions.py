@@ -84,7 +84,7 @@ def test_walks_accept_vectors_and_row_matrices():
         assert retraction_order(
             manifold, Hypersphere(ndim=len(shape), retraction=Geodesic()), shape, key
         ).slope
-    with pytest.raises(ValueError, match="shape must be of one point, with 2 axes; got"):
+    with pytest.raises(ValueError, match="shape must have 2 axes, as a point has; got"):
         random_walk(EmbeddingRows(), (8,), (0.1,), 10, key)
 
 

@@ -80,7 +80,7 @@ def test_check_chain_supports_line_search():
 
     search = optax.scale_by_backtracking_linesearch(max_backtracking_steps=3)
     links = optim.scale_by_steepest(SPHERE), optax.scale(-1.0), search
-    with pytest.raises(ValueError, match="have left their manifold"):
+    with pytest.raises(ValueError, match="are off their manifold"):
         optim.check_chain(optax.chain(*links), SPHERE, SHAPES, value_fn=loss)
     whole = optim.chain(*links, optim.retract(SPHERE))
     optim.check_chain(whole, SPHERE, SHAPES, value_fn=loss)
@@ -97,7 +97,7 @@ def test_check_chain_forwards_extra_arguments():
 
 
 def test_check_chain_raises_without_movement_or_with_nan():
-    with pytest.raises(ValueError, match="saw no parameter move"):
+    with pytest.raises(ValueError, match="no parameter changed"):
         optim.check_chain(optim.manifold_muon(0.0, GEOMETRY), GEOMETRY, SHAPES)
     shapes = abstract({"v": (3,)})
     with pytest.raises(ValueError, match="distance {'v': nan}"):
@@ -156,7 +156,7 @@ def test_alias_equals_handwritten_chain(share):
     ids=["no rate", "two rates", "masked leaves keep their gradients"],
 )
 def test_check_chain_rejects_ascent(tx):
-    with pytest.raises(ValueError, match="check_chain: updates climb"):
+    with pytest.raises(ValueError, match="check_chain: the updates ascend"):
         optim.check_chain(tx, GEOMETRY, SHAPES)
 
 

@@ -190,10 +190,10 @@ def test_init_takes_radius_from_given_weights():
 def test_zero_or_nonfinite_norms_raise(entry):
     params = {"w": jnp.ones((2, 3)), "out": jnp.full((2, 3, 2), entry)}
     geometry = {"w": SPHERE, "out": SPHERE.stacked()}
-    with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights of norm zero, or"):
+    with pytest.raises(ValueError, match=r"keep_norms: \['out'\] have weights whose norm is zero"):
         keep_norms(geometry).init(params)
     with pytest.raises(
-        jax.errors.JaxRuntimeError, match=r"\['out'\] have weights of norm zero, or"
+        jax.errors.JaxRuntimeError, match=r"\['out'\] have weights whose norm is zero"
     ):
         jax.block_until_ready(jax.jit(keep_norms(geometry).init)(params))
     unchecked = optim.start_anywhere(keep_norms(geometry)).init

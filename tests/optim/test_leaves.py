@@ -35,7 +35,7 @@ def test_map_leaves_stacks_selected_leaves():
     assert {path: float(x) for path, x in largest.items()} == {"a": 1, "b": 1}
     for name, factor in {"a": 6, "b": 10, "bias": 2}.items():
         np.testing.assert_array_equal(found[name], factor * params[name])
-    with pytest.raises(ValueError, match=r"map_leaves: the state knows no parameters \['a', 'b'\]"):
+    with pytest.raises(ValueError, match=r"map_leaves: the state has no entries for \['a', 'b'\]"):
         optim.map_leaves(scale, geometry, updates, params, carried={"bias": jnp.array(1.0)})
 
 

@@ -86,7 +86,7 @@ def test_state_of_a_transformation_is_kept_by_path():
     for _ in range(2):
         _, state = tx.update(params, state, params)
     assert state.seen["w"].tolist() == [2.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match="knows no parameters .'v'"):
+    with pytest.raises(ValueError, match="no entries for .'v'"):
         tx.update({"v": jnp.eye(3)}, state, {"v": jnp.eye(3)})
 
 

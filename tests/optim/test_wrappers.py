@@ -95,7 +95,7 @@ def test_wrappers_stay_on_manifold(name):
 @pytest.mark.slow_except("schedule_free", "reduce_on_plateau behind")
 @pytest.mark.parametrize("name", LEAVES)
 def test_wrappers_that_leave_manifold_are_detected(name):
-    with pytest.raises(ValueError, match="have left their manifold, at distance {'v': "):
+    with pytest.raises(ValueError, match="are off their manifold, at distance {'v': "):
         optim.check_chain(LEAVES[name], GEOMETRY, SHAPES, **OPTIONS.get(name, {}))
 
 

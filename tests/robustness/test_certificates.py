@@ -369,7 +369,7 @@ def test_external_network_errors_name_missing_weights():
         net.network({"a": w1, "b": b})
     with pytest.raises(ValueError, match="'a' has the shape \\(6, 12\\).*takes \\(12, 6\\)"):
         net.network({"a": w1.T, "b": b, "c": w2})
-    with pytest.raises(ValueError, match="does not say what the model does"):
+    with pytest.raises(ValueError, match="has no atom, so its effect"):
         ExternalModule(Param("a", Stiefel())).network({"a": w1})
 
 

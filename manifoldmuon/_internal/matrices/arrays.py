@@ -48,8 +48,8 @@ def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
     """
     if x.ndim < ndim:
         raise ValueError(
-            f"an array of shape {tuple(x.shape)} has {x.ndim} axes, but one weight takes the "
-            f"trailing {ndim}; choose a norm or manifold made for {x.ndim} axes"
+            f"expected at least {ndim} axes; got the shape {tuple(x.shape)}. Choose a norm or "
+            f"manifold for {x.ndim} axes"
         )
     return tuple(range(-ndim, 0))
 
@@ -84,8 +84,8 @@ def largest(
 
     XLA on CPUs (jaxlib 0.10 to 0.12) drops NaNs from 4096 numbers on, along any axis.
     """
-    found = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
-    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, found)
+    value = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
+    return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, value)
 
 
 @jax.custom_jvp
@@ -115,8 +115,8 @@ def upcast(x: Floats) -> Floats:
     """
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
         raise TypeError(
-            f"got {x.dtype}; only real numbers are known here. Keep the real and the imaginary part"
-            " as two parameters, as optax.contrib.split_real_and_imaginary does"
+            f"complex numbers are not supported; got {x.dtype}. Keep real and imaginary part as two"
+            " parameters, as optax.contrib.split_real_and_imaginary does"
         )
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 

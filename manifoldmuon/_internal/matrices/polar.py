@@ -153,9 +153,9 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
 def _inverse_sqrt_minus_one_jvp(max_iterations, primals, tangents):
     """Solve `H R' + R' H = -R E' R` with `H = R^-1`: the derivative of `R S R = I`."""
     (excess,), (tangent,) = primals, tangents
-    found = inverse_sqrt_minus_one(excess, max_iterations)
+    correction = inverse_sqrt_minus_one(excess, max_iterations)
     identity = identity_like(excess)
-    inverse_root = identity + found
+    inverse_root = identity + correction
     root = sym(product(identity + excess, inverse_root))
     turned = product(inverse_root, product(sym(tangent), inverse_root))
-    return found, solve_lyapunov(root, -turned)
+    return correction, solve_lyapunov(root, -turned)

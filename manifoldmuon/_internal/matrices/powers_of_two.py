@@ -54,7 +54,7 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
       ValueError: `x` has fewer than `ndim` axes.
     """
     y = upcast(x)
-    integer, places, bias = _LAYOUTS[y.dtype]
+    integer, mantissa, bias = _LAYOUTS[y.dtype]
     most = _magnitude(y)
     if integer == np.int32:
         # XLA on CPUs takes maxima of float32 three times as fast as of integers. Without their last
@@ -62,10 +62,10 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
         most = jnp.where(most < 1 << 24, most, most & ~0xFF).astype(jnp.float32)
     most = jnp.max(most, axis=trailing(x, ndim), initial=0).astype(integer)
     # XLA may flush denormal numbers to zero, but not their bits, which count the smallest number.
-    tiny, finite = most < 1 << places, most >> places <= 2 * bias
+    tiny, finite = most < 1 << mantissa, most >> mantissa <= 2 * bias
     units = jax.lax.bitcast_convert_type(most.astype(y.dtype), integer)
-    exponent = (jnp.where(tiny, units, most) >> places) - bias
-    exponent = jnp.where(tiny, exponent - (bias + places - 1), exponent)
+    exponent = (jnp.where(tiny, units, most) >> mantissa) - bias
+    exponent = jnp.where(tiny, exponent - (bias + mantissa - 1), exponent)
     exponent = jnp.where(finite & (most > 0), exponent, 0).astype(jnp.int32)
     visible = expand_trailing(jnp.where(finite, jnp.ones((), y.dtype), jnp.nan), ndim)
     return times_power_of_two(y, -exponent, ndim) * visible, exponent
@@ -87,8 +87,8 @@ def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) ->
     """
     wide, raises = upcast(x), exponent > _LIFT
     wide = jnp.where(expand_trailing(raises, ndim), _raised(wide), wide)
-    moved = _shifted(wide, jnp.where(raises, exponent - _LIFT, exponent), ndim)
-    return moved.astype(x.dtype)
+    shifted = _shifted(wide, jnp.where(raises, exponent - _LIFT, exponent), ndim)
+    return shifted.astype(x.dtype)
 
 
 @times_power_of_two.defjvp
@@ -111,9 +111,9 @@ def _power_of_two(exponent: Int[Array, "..."], dtype) -> Floats:
 
     `jnp.ldexp` and `jnp.frexp` add forty operations each to every loop that XLA fuses them into.
     """
-    integer, places, bias = _LAYOUTS[jnp.dtype(dtype)]
+    integer, mantissa, bias = _LAYOUTS[jnp.dtype(dtype)]
     field = jnp.clip(exponent + bias, 0, 2 * bias).astype(integer)
-    return jax.lax.bitcast_convert_type(field << places, dtype)
+    return jax.lax.bitcast_convert_type(field << mantissa, dtype)
 
 
 def _magnitude(x: Floats) -> Int[Array, "..."]:
@@ -124,12 +124,12 @@ def _magnitude(x: Floats) -> Int[Array, "..."]:
 
 def _raised(x: Floats) -> Floats:
     """Return `x * 2**_LIFT`, exact for denormal numbers, too."""
-    integer, places, bias = _LAYOUTS[x.dtype]
+    integer, mantissa, bias = _LAYOUTS[x.dtype]
     bits = _magnitude(x)
     negative = jax.lax.bitcast_convert_type(x, integer) < 0
     units = jnp.where(negative, -bits, bits).astype(x.dtype)
-    tiny = bits < 1 << places
-    return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - places + 1), x * 2.0**_LIFT)
+    tiny = bits < 1 << mantissa
+    return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - mantissa + 1), x * 2.0**_LIFT)
 
 
 def to_unit_norm(x: Floats, ndim: int) -> Floats:

@@ -38,15 +38,15 @@ def noise_share(*dtypes: Any) -> float:
     return max(8 * min(eps, float(jnp.finfo(jnp.float32).eps)), eps / 2)
 
 
-def keep_if_zero(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
-    """Return `moved`, but the unchanged `point` where the step `vector` is zero.
+def keep_if_zero(point: Floats, vector: Floats, new_point: Floats, ndim: int) -> Floats:
+    """Return `new_point`, but the unchanged `point` where the step `vector` is zero.
 
     A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
     normalised (all zeros) into NaN. A NaN in the step is not a zero.
     """
     # Not `all(vector == 0)`: on CPUs XLA compiles and runs it slower.
     length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
-    return jnp.where(length == 0, point, moved.astype(point.dtype))
+    return jnp.where(length == 0, point, new_point.astype(point.dtype))
 
 
 def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Floats:

@@ -71,8 +71,8 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
     noise = 4 * jnp.finfo(gram.dtype).eps
     most = jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((basis, start_vector(gram), most), gram)
-    (basis, *_), found = jax.lax.scan(step, carry, jnp.arange(steps))
-    _, power = _tridiagonal_power(*found)
+    (basis, *_), tridiagonal = jax.lax.scan(step, carry, jnp.arange(steps))
+    _, power = _tridiagonal_power(*tridiagonal)
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = to_unit_norm(_apply(basis.mT, weights), 1)
@@ -144,8 +144,8 @@ def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
 
     start, zero = start_vector(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((jnp.zeros_like(start), start, zero), gram)
-    _, found = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
-    small, power = _tridiagonal_power(*found)
+    _, tridiagonal = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
+    small, power = _tridiagonal_power(*tridiagonal)
     return inner_product(power, small) / nonzero_or_one(trace(power))
 
 
@@ -192,8 +192,8 @@ def nuclear_parts(
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    left = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
-    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(left)
+    rest = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
+    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(rest)
 
 
 def _apply(matrix, vector):
@@ -260,8 +260,8 @@ def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
         return jnp.zeros(gram.shape[:-2], gram.dtype)
     value, right = largest_eigenpair(gram, steps)
     most, column = nonzero_or_one(value), right[..., None]
-    left = product(gram, column) - expand_trailing(value, 2) * column
-    error = frobenius_norm(left) / most + 4 * float(jnp.finfo(gram.dtype).eps)
+    residual = product(gram, column) - expand_trailing(value, 2) * column
+    error = frobenius_norm(residual) / most + 4 * float(jnp.finfo(gram.dtype).eps)
     rest = gram - expand_trailing(value, 2) * column * right[..., None, :]
     # Flip the axes for another start: in the pair's eigenspace the first start has no other part.
     after = largest_eigenvalue(jnp.flip(rest, (-2, -1)), steps) / most

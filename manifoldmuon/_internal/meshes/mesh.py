@@ -56,11 +56,11 @@ def replicated_like(tree: Any, like: Any) -> Any:
         return match_varying_axes(tree, like)
     if isinstance(like, Tracer):
         mesh = explicit_mesh(like)
-        place = jax.sharding.reshard
+        put = jax.sharding.reshard
     else:
         mesh = getattr(getattr(like, "sharding", None), "mesh", None)
-        place = jax.device_put
-    return tree if mesh is None else place(tree, NamedSharding(mesh, PartitionSpec()))
+        put = jax.device_put
+    return tree if mesh is None else put(tree, NamedSharding(mesh, PartitionSpec()))
 
 
 def placed_like(x: jax.Array, like: Any) -> jax.Array:

@@ -80,12 +80,12 @@ def solve_sharded(mesh: Any, stacks: Sequence[Batch]) -> list[Any]:
     pairs = list(zip(plans, stacks, strict=True))
     given = [plan.send(stack.arguments) for plan, stack in pairs]
     # Every exchange waits for the slowest device. If devices own different numbers of matrices,
-    # work is balanced only over all stacks together: no exchange may come between two stacks.
+    # only their total work is balanced, so solve all stacks between two exchanges.
     wait = any(plan.one_by_one for plan in plans)
     given = jax.lax.optimization_barrier(given) if wait else given
-    found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
-    found = jax.lax.optimization_barrier(found) if wait else found
-    return [plan.gather(x) for plan, x in zip(plans, found, strict=True)]
+    results = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
+    results = jax.lax.optimization_barrier(results) if wait else results
+    return [plan.gather(x) for plan, x in zip(plans, results, strict=True)]
 
 
 class _Plan(NamedTuple):
@@ -122,13 +122,13 @@ class _Plan(NamedTuple):
         return tuple(itertools.chain(*self.held))
 
     @property
-    def moved(self) -> Axes:
+    def exchanged(self) -> Axes:
         return self.rows + self.columns
 
     @property
     def devices(self) -> int:
         """Return the number of devices that share a part of the stack."""
-        return _mesh_size(self.mesh, self.free + self.moved)
+        return _mesh_size(self.mesh, self.free + self.exchanged)
 
     @property
     def inner(self) -> int:
@@ -136,14 +136,14 @@ class _Plan(NamedTuple):
         return math.prod(self.batch) // _mesh_size(self.mesh, self.stay)
 
     @property
-    def left(self) -> int:
+    def extra(self) -> int:
         """Return the number of matrices in a part that remain after equal shares."""
         return self.inner % self.devices
 
     @property
     def whole(self) -> PartitionSpec:
         """Return the sharding of whole matrices."""
-        return PartitionSpec(self.stay or None, self.free + self.moved or None)
+        return PartitionSpec(self.stay or None, self.free + self.exchanged or None)
 
     def send(self, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return stacks of shape `(parts, slots, ...)`, of whole matrices."""
@@ -169,18 +169,18 @@ class _Plan(NamedTuple):
             point = _divide_stack(point, self.group, (2, 1))
             others = jax.tree.map(lambda x: _divide_stack(x, self.group, (1, 2)), others)
             if self.one_by_one:
-                place = jax.lax.axis_index(self.free + self.moved)
-                more = (place - self.first) % self.devices < self.left
+                device = jax.lax.axis_index(self.free + self.exchanged)
+                more = (device - self.first) % self.devices < self.extra
                 count = self.inner // self.devices + more
-                found = _solve_some(function, count, (point, *others))
+                results = _solve_some(function, count, (point, *others))
             else:
-                found = function(point, *others)
-            found = jax.tree.map(lambda x: _divide_stack(x, self.group, (2, 1)), found)
-            return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
+                results = function(point, *others)
+            results = jax.tree.map(lambda x: _divide_stack(x, self.group, (2, 1)), results)
+            return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), results)
 
         return self._on_shards(solve, self.whole, self.whole)(*given)
 
-    def gather(self, found: Any) -> Any:
+    def gather(self, results: Any) -> Any:
         """Send results back to the positions of the arguments: undo `send`."""
 
         def gather(x):
@@ -193,7 +193,7 @@ class _Plan(NamedTuple):
             x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
             return _pin(self.mesh, x.reshape((*self.batch, *tail)), ())
 
-        return jax.tree.map(gather, found)
+        return jax.tree.map(gather, results)
 
     def _cut(self) -> tuple[list[int], list[int]]:
         """Return leading axes split into (parts, length), and the order with all parts first."""
@@ -206,14 +206,14 @@ class _Plan(NamedTuple):
     def _stages(self) -> list[Axes]:
         """Return the mesh axes that divide the matrices of a part, stage by stage.
 
-        An axis must not be padded while it is divided. Two mesh axes must not leave the matrices of
-        a guessed stack at the same time, or the compiler gathers the stack.
+        The first stage is undivided if the axis is padded, or if the division is a guess: when two
+        mesh axes of a guessed stack change at once, the compiler gathers the stack.
         """
-        whole_first = self.left or (self.stay and self.guessed)
+        whole_first = self.extra or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
 
     def _moves_between_devices(self, x: jax.Array) -> bool:
-        return bool(self.moved) and x.shape[2:] == self.matrix
+        return bool(self.exchanged) and x.shape[2:] == self.matrix
 
     def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
         """Apply `_assemble` or `_disperse` to a stack."""
@@ -222,7 +222,7 @@ class _Plan(NamedTuple):
         )
         ends = (divided, self.whole) if function is _assemble else (self.whole, divided)
         tiles = _mesh_size(self.mesh, self.rows), _mesh_size(self.mesh, self.columns)
-        return self._on_shards(lambda x: function(x, self.moved, tiles), *ends)(x)
+        return self._on_shards(lambda x: function(x, self.exchanged, tiles), *ends)(x)
 
     def _on_shards(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
         owners = tuple(name for name in self.mesh.axis_names if name not in self.group)
@@ -271,21 +271,21 @@ def _place_leftovers(mesh: Any, plans: list[_Plan]) -> list[_Plan]:
     grid = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
     work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(plans)
     for i in sorted(range(len(plans)), key=lambda i: -costs[i]):
-        devices, left = plans[i].devices, plans[i].left
+        devices, extra = plans[i].devices, plans[i].extra
         # Each kind counts devices in its own order, the same for all parts of its stack.
-        axes = [mesh.axis_names.index(name) for name in plans[i].free + plans[i].moved]
-        places = np.moveaxis(grid, axes, range(len(axes))).reshape((devices, -1))
-        load = work[places].sum(1)
+        axes = [mesh.axis_names.index(name) for name in plans[i].free + plans[i].exchanged]
+        owners = np.moveaxis(grid, axes, range(len(axes))).reshape((devices, -1))
+        load = work[owners].sum(1)
         before = np.cumsum([0, *load, *load])
-        firsts[i] = int(np.argmin(before[left : left + devices] - before[:devices]))
-        work[places[(firsts[i] + np.arange(left)) % devices]] += costs[i]
+        firsts[i] = int(np.argmin(before[extra : extra + devices] - before[:devices]))
+        work[owners[(firsts[i] + np.arange(extra)) % devices]] += costs[i]
         each = plans[i].inner // devices
         work += each * costs[i]
-        filled += (each + (left > 0)) * costs[i]
+        filled += (each + (extra > 0)) * costs[i]
     pays, placed = filled > _GAIN * work.max(), []
     for plan, first in zip(plans, firsts, strict=True):
         large = math.prod(plan.matrix) >= _SMALL and not plan.group
-        placed.append(plan._replace(first=first, one_by_one=bool(pays and large and plan.left)))
+        placed.append(plan._replace(first=first, one_by_one=bool(pays and large and plan.extra)))
     return placed
 
 
@@ -311,12 +311,12 @@ def _assign(x: jax.Array, devices: int, first: int) -> jax.Array:
     copy of the first matrix as padding: zeros are far from most sets and take longest to solve.
     """
     outer, count, *matrix = x.shape
-    each, left = divmod(count, devices)
-    if not left:
+    each, extra = divmod(count, devices)
+    if not extra:
         return x
-    fuller, others = x[:, : left * (each + 1)], x[:, left * (each + 1) :]
-    others = others.reshape((outer, devices - left, each, *matrix))
-    copies = jnp.broadcast_to(x[:, None, :1], (outer, devices - left, 1, *matrix))
+    fuller, others = x[:, : extra * (each + 1)], x[:, extra * (each + 1) :]
+    others = others.reshape((outer, devices - extra, each, *matrix))
+    copies = jnp.broadcast_to(x[:, None, :1], (outer, devices - extra, 1, *matrix))
     others = jnp.concatenate((others, copies), 2)
     x = jnp.concatenate((fuller, others.reshape((outer, -1, *matrix))), 1)
     return jnp.roll(x, first * (each + 1), 1)
@@ -325,12 +325,12 @@ def _assign(x: jax.Array, devices: int, first: int) -> jax.Array:
 def _collect(x: jax.Array, count: int, devices: int, first: int) -> jax.Array:
     """Undo `_assign` of a stack with `count` entries along its second axis."""
     outer, _, *matrix = x.shape
-    each, left = divmod(count, devices)
-    if not left:
+    each, extra = divmod(count, devices)
+    if not extra:
         return x
     x = jnp.roll(x, -first * (each + 1), 1)
-    fuller, others = x[:, : left * (each + 1)], x[:, left * (each + 1) :]
-    others = others.reshape((outer, devices - left, each + 1, *matrix))[:, :, :each]
+    fuller, others = x[:, : extra * (each + 1)], x[:, extra * (each + 1) :]
+    others = others.reshape((outer, devices - extra, each + 1, *matrix))[:, :, :each]
     return jnp.concatenate((fuller, others.reshape((outer, -1, *matrix))), 1)
 
 

@@ -107,7 +107,7 @@ def _match_flat(
         twice = sorted({path for path in paths if paths.count(path) > 1})
         raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
     real = tuple(i for i, leaf in enumerate(abstract) if not is_hole(leaf))
-    found: list[Any] = [None] * len(paths)
+    matched: list[Any] = [None] * len(paths)
     if real:  # an empty or fully masked tree fits every specification
         holes = {path: leaf for path, leaf in zip(paths, abstract, strict=True) if is_hole(leaf)}
         named = [paths[i] for i in real]
@@ -119,8 +119,8 @@ def _match_flat(
             chosen = match_prefix(jax.tree.unflatten(structure, values), named, holes, name)
         for i, value in zip(real, chosen, strict=True):
             check(paths[i], value, jax.ShapeDtypeStruct(*abstract[i]))
-            found[i] = value
-    return Matched(paths, tuple(found), real, treedef)
+            matched[i] = value
+    return Matched(paths, tuple(matched), real, treedef)
 
 
 _find_once = functools.lru_cache(maxsize=512)(_match_flat)
@@ -128,14 +128,14 @@ _find_once = functools.lru_cache(maxsize=512)(_match_flat)
 
 def _shapes_and_dtypes(tree: Any) -> tuple[Any, ...]:
     """Return `(shape, dtype)` for each leaf, and holes unchanged."""
-    found = []
+    structs = []
     for path, leaf in flatten_with_path(tree, is_hole)[0]:
         if is_hole(leaf):
-            found.append(leaf)
+            structs.append(leaf)
             continue
         try:
             dtype = leaf.dtype if hasattr(leaf, "dtype") else jnp.result_type(leaf)
-            found.append((jnp.shape(leaf), dtype))
+            structs.append((jnp.shape(leaf), dtype))
         except TypeError as error:
             hint = "Take the parameters alone: equinox.filter(model, equinox.is_inexact_array)"
             if isinstance(leaf, ByPath) or hasattr(leaf, "check_shape"):
@@ -143,4 +143,4 @@ def _shapes_and_dtypes(tree: Any) -> tuple[Any, ...]:
             raise TypeError(
                 f"the leaf {path_string(path)!r} is a {type(leaf).__name__}, not an array. {hint}"
             ) from error
-    return tuple(found)
+    return tuple(structs)

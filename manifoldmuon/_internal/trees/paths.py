@@ -97,8 +97,7 @@ class ByPath:
             patterns = [_format_pattern(pattern) for pattern, _ in self.rules]
             raise ValueError(
                 f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
-                f" {patterns}."
-                " Add a pattern for them; the page 'Get started' says which."
+                f" {patterns}. Add a pattern; see the page 'Get started'."
             )
         used = {*chosen, *map(self.first_match, holes)}
         unused = [_format_pattern(p) for i, (p, _) in enumerate(self.rules) if i not in used]
@@ -201,8 +200,10 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     by_prefix: dict[str, list[tuple[str, Any]]] = {}
     for entry in entries:
         by_prefix.setdefault(entry[0], []).append(entry)
-    found = [[e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths]
-    for path, pairs in zip(paths, found, strict=True):
+    matches = [
+        [e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths
+    ]
+    for path, pairs in zip(paths, matches, strict=True):
         listed = [entry for entry, _ in pairs or entries]
         if not pairs:
             globs = any("*" in entry for entry in listed)
@@ -212,7 +213,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             )
         if len(pairs) > 1:
             raise ValueError(
-                f"{name} has the entries {listed} for the parameter {path!r}. Keep one of them."
+                f"{name} has the entries {listed} for the parameter {path!r}. Keep a single entry."
             )
     above = {prefix for path in (*paths, *holes) for prefix in _prefixes(path)}
     unused = [
@@ -225,13 +226,13 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             f"{name}: the entries {unused} describe no parameter; the parameters are {list(paths)}."
             " Correct or remove them."
         )
-    return [value for ((_, value),) in found]
+    return [value for ((_, value),) in matches]
 
 
 def _prefixes(path: str) -> list[str]:
     """Return the paths of the whole tree, of each branch above a node, and of the node itself."""
-    parts = path.split("/")
-    return [""] * (path != "") + ["/".join(parts[: i + 1]) for i in range(len(parts))]
+    keys = path.split("/")
+    return [""] * (path != "") + ["/".join(keys[: i + 1]) for i in range(len(keys))]
 
 
 def if_complex(dtype: Any) -> str:

@@ -75,8 +75,8 @@ def check_ascends(name: str, base: optax.GradientTransformation) -> None:
     """Raise `ValueError` if a base optimizer descends: later transformations flip the sign."""
     if _probe(base) < 0:
         raise ValueError(
-            f"{name}(base) must ascend, without a learning rate of its own, and this one descends:"
-            " write optax.scale_by_adam() for optax.adam(rate), optax.trace(0.9) for"
+            f"{name}(base) must ascend, without its own learning rate; got an optimizer that"
+            " descends. Write optax.scale_by_adam() for optax.adam(rate), optax.trace(0.9) for"
             " optax.sgd(rate, 0.9)"
         )
 
@@ -85,8 +85,8 @@ def check_descends(name: str, tx: optax.GradientTransformation) -> None:
     """Raise `ValueError` if an optimizer ascends: nothing flips the sign of its updates."""
     if _probe(tx) > 0:
         raise ValueError(
-            f"{name} must be a complete optimizer with its learning rate, and this one ascends:"
-            " write optax.adam(rate) for optax.scale_by_adam(), optax.sgd(rate, 0.9) for"
+            f"{name} must be a complete optimizer with its learning rate; got a transformation that"
+            " ascends. Write optax.adam(rate) for optax.scale_by_adam(), optax.sgd(rate, 0.9) for"
             " optax.trace(0.9)"
         )
 

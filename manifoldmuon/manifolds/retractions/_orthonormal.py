@@ -55,19 +55,19 @@ class Polar(Retraction):
     wide: ClassVar[bool] = True
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        moved = point + vector
-        gram = gram_matrix(moved, moved)
+        new_point = point + vector
+        gram = gram_matrix(new_point, new_point)
         largest = largest_row_sum(gram)  # at least ||W + V||^2
         largest = jnp.where(jnp.isnan(largest), jnp.inf, largest)  # squares that overflow
 
         def shorten(*_):
-            moved = point + vector * jnp.minimum(10 / (1 + jnp.sqrt(largest)), 1)
-            return moved, gram_matrix(moved, moved)
+            new_point = point + vector * jnp.minimum(10 / (1 + jnp.sqrt(largest)), 1)
+            return new_point, gram_matrix(new_point, new_point)
 
-        same = moved, gram
-        moved, gram = jax.lax.cond(jnp.any(largest > 81), shorten, lambda *same: same, *same)
+        same = new_point, gram
+        new_point, gram = jax.lax.cond(jnp.any(largest > 81), shorten, lambda *same: same, *same)
         gram, largest = jax.lax.stop_gradient((gram, jnp.minimum(largest, 121)))
-        return _polar_factor(moved, gram, largest)
+        return _polar_factor(new_point, gram, largest)
 
 
 # A rank-deficient W + V, which has no unique polar factor, takes them all; steps up to 10 take ten.
@@ -75,23 +75,23 @@ _MAX_ITERATIONS = 20
 
 
 @jax.custom_jvp
-def _polar_factor(moved: Matrices, gram, largest) -> Matrices:
+def _polar_factor(new_point: Matrices, gram, largest) -> Matrices:
     # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
     # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
     inverse = 2 / (1 + largest)
     root = inverse_sqrt_minus_one(gram * inverse - identity_like(gram), _MAX_ITERATIONS)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
     # term added here is as small as the step.
-    moved = moved + right_multiply(moved, root, jax.lax.Precision.HIGH)
-    return moved * jnp.sqrt(inverse)
+    new_point = new_point + right_multiply(new_point, root, jax.lax.Precision.HIGH)
+    return new_point * jnp.sqrt(inverse)
 
 
 @_polar_factor.defjvp
 def _polar_factor_jvp(primals, tangents):
-    moved, *_ = primals
+    new_point, *_ = primals
     factor = _polar_factor(*primals)
-    turned = polar_derivative(tall(moved), tall(factor), tall(tangents[0]))
-    return factor, match_orientation(turned, moved)
+    turned = polar_derivative(tall(new_point), tall(factor), tall(tangents[0]))
+    return factor, match_orientation(turned, new_point)
 
 
 @dataclasses.dataclass(frozen=True)

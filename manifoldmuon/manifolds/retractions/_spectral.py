@@ -68,14 +68,14 @@ class Clip(Retraction):
     def _shortened(self, x: Matrices, side: float) -> Matrices:
         gram = product(x.mT, x)
         identity = identity_like(gram)
-        part = positive_part(side * (gram - identity), self.method)
+        excess = positive_part(side * (gram - identity), self.method)
         if side < 0:
             # For a singular value near zero rounding may lift the part above 1, and a negative
             # eigenvalue of `target` has no root. The fourth power changes smaller parts less.
-            square = product(part, part)
+            square = product(excess, excess)
             room = 4 * jnp.finfo(gram.dtype).eps * (1 + largest_row_sum(gram))
-            part = part - room * product(square, square)
-        target = identity + side * part
+            excess = excess - room * product(square, square)
+        target = identity + side * excess
         # As in `_polar_factor`: scale the middle to 1, where the iteration converges fastest.
         middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
         root = inverse_sqrt_minus_one(target / middle - identity, _MAX_ITERATIONS)
@@ -131,10 +131,10 @@ class SoftCap(Retraction):
         excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
         # Beyond this the cubics are not monotone: divide the moved point by a factor first.
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
-        moved = (point + vector) / expand_trailing((1 + excess) / largest, 2)
+        new_point = (point + vector) / expand_trailing((1 + excess) / largest, 2)
         cubic = expand_trailing(_soft_cap(largest), 2)
-        gram = product(moved.mT, moved)
+        gram = product(new_point.mT, new_point)
         identity = identity_like(gram)
         once = identity - cubic * gram
         factor = once + cubic * product(gram, product(once, product(once, once)))
-        return product(moved, factor)
+        return product(new_point, factor)

@@ -71,11 +71,11 @@ class BarzilaiBorwein(WarmSolver):
 
         def descend(descent: Descent) -> Descent:
             (shift, step), before, _, residual_before = descent
-            reduced = problem.part + shift
+            reduced = problem.tangent + shift
             direction = norm.dualize(reduced)
             residual = at.project(direction)
-            moved, turned = shift - before, residual - residual_before
-            curved = inner(moved, turned)
+            change, turned = shift - before, residual - residual_before
+            curved = inner(change, turned)
             length = inner(reduced, direction) / nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
             step = jnp.where(curved > 0, curved / nonzero_or_one(inner(turned, turned)), step)
@@ -84,16 +84,16 @@ class BarzilaiBorwein(WarmSolver):
 
         start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         start = start._replace(shift=at.project(at.embed(start.shift)))  # the point has moved since
-        nothing = jnp.zeros_like(problem.part)
+        nothing = jnp.zeros_like(problem.tangent)
         descent = Descent(start, start.shift, nothing, nothing)
-        descent = match_varying_axes(descent, at.project(problem.part))
+        descent = match_varying_axes(descent, at.project(problem.tangent))
         descent = repeat(descend, descent, self.steps, self.cold_start_steps, start.step > 0)
         direction = descent.direction - descent.residual
         direction = shortened(norm, direction, descent.residual)
-        reduced = problem.part + descent.before
+        reduced = problem.tangent + descent.before
         shift, step = descent.dual
         after = in_dtypes_of(dual, Multiplier(at.coordinates(shift), step))
         residual = frobenius_norm(descent.residual, ndim)
         return certified(
-            norm, problem, problem.part, reduced, descent.direction, direction, after, residual
+            norm, problem, problem.tangent, reduced, descent.direction, direction, after, residual
         )

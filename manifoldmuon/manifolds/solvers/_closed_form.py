@@ -51,12 +51,12 @@ from manifoldmuon.norms import Norm
 # Six quintic steps: an error of 1e-5 on singular values down to 2e-3 of the Schatten norm.
 SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03, contract=True)
 
-# Products in one pass of bfloat16: more steps gain nothing, since each must also cover values that
-# rounding has lifted above its interval.
+# For products in a single pass of bfloat16. More steps are no more accurate: rounding lifts values
+# above the interval of the next step, which has to be wider.
 ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, contract=True)
 
 _SMALL = 64  # columns
-_SMALL_LIFT = 80  # rows for which a larger matrix is worth the shorter compilation
+_SMALL_LIFT = 80  # rows up to which the m x m lift is used: it is larger, but compiles faster
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,8 +114,8 @@ class SkewPolar(StiefelSolver):
             if self.precision == jax.lax.Precision.HIGHEST:
                 # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
                 # signs.
-                left = frobenius_norm(lift + lift @ (sign @ sign))
-                missed += math.sqrt(lift.shape[-1]) * left
+                rest = frobenius_norm(lift + lift @ (sign @ sign))
+                missed += math.sqrt(lift.shape[-1]) * rest
             else:  # rounding leaves the sign not exactly skew
                 missed += nuclear_parts(lift, sign, self.precision)[1]
             gap = duality_gap(value + missed, value, scaled, self.precision)

@@ -59,15 +59,15 @@ class DouglasRachford(Solver):
             return _euclidean_on_cone(norm, at, grad)
         ndim = norm.ndim
         problem = _on_cone(grad, at, ndim) if cone else without_normal(grad, at, ndim)
-        whole = problem.whole if cone else problem.part
-        free = norm.dualize(problem.part)
-        length = inner_product(problem.part, free, ndim)
+        whole = problem.whole if cone else problem.tangent
+        free = norm.dualize(problem.tangent)
+        length = inner_product(problem.tangent, free, ndim)
         unit = nonzero_or_one(
             expand_trailing(length / nonzero_or_one(inner_product(free, free, ndim)), ndim)
         )
         push = whole / (_PENALTY * unit)
         # Not `free`, which takes full steps along a normal part left by rounding.
-        first = norm.project(_START / unit * problem.part)
+        first = norm.project(_START / unit * problem.tangent)
 
         def step(_, state):
             tangent, multiplier, _ = state
@@ -95,9 +95,11 @@ def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)
     still = problem.still | (_guaranteed_gain(problem, direction, norm.ndim) <= 0)
-    problem, attained = problem._replace(still=still), norm.dualize(problem.part)
+    problem, attained = problem._replace(still=still), norm.dualize(problem.tangent)
     residual = frobenius_norm(attained - direction, norm.ndim)
-    return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
+    return certified(
+        norm, problem, problem.whole, problem.tangent, attained, direction, (), residual
+    )
 
 
 def _on_cone(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
@@ -118,14 +120,14 @@ def _tangent_part(norm: Norm, normal: Normal, problem: TangentGradient) -> Float
     normal part. The projection is orthogonal to it in exact arithmetic (Moreau).
     """
     ndim = norm.ndim
-    away = problem.whole - problem.part
+    away = problem.whole - problem.tangent
     # Adding 1, the length of the tangent part, keeps the correction small for a short normal part.
     length = 1 + inner_product(away, away, ndim)
-    left = away * expand_trailing(inner_product(away, problem.part, ndim) / length, ndim)
+    normal_part = away * expand_trailing(inner_product(away, problem.tangent, ndim) / length, ndim)
     # Zero in exact arithmetic, and so is its derivative.
-    part = problem.part - jax.lax.stop_gradient(left)
-    part = part - normal.project(part)
-    return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
+    tangent = problem.tangent - jax.lax.stop_gradient(normal_part)
+    tangent = tangent - normal.project(tangent)
+    return tangent / nonzero_or_one(expand_trailing(norm.bound(tangent), ndim))
 
 
 def _guaranteed_gain(problem: TangentGradient, direction: Floats, ndim: int) -> Numbers:

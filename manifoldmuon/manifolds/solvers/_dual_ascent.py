@@ -147,8 +147,8 @@ class DualAscent(StiefelSolver):
         candidate = msign(reduced, self.method)
         gained, missed = nuclear_parts(reduced, candidate)
         upper = (gained + missed) * jnp.squeeze(scale, (-2, -1))
-        answer = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
-        return answer._replace(direction=match_orientation(answer.direction, asked))
+        result = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
+        return result._replace(direction=match_orientation(result.direction, asked))
 
 
 State = TypeVar("State")

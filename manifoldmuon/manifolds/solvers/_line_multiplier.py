@@ -97,18 +97,18 @@ class LineMultiplier(WarmSolver):
 
         def look(search: Search) -> Search:
             (shift, step), low, high = search
-            reduced = problem.part + at.embed(shift)
+            reduced = problem.tangent + at.embed(shift)
             direction = norm.dualize(reduced)
-            found = Side(shift, at.coordinates(direction), direction)
+            side = Side(shift, at.coordinates(direction), direction)
             known = (low.slope < 0) | (high.slope >= 0)
-            below = found.slope < 0
-            search = Search(search.dual, pick(below, found, low), pick(~below, found, high))
+            below = side.slope < 0
+            search = Search(search.dual, pick(below, side, low), pick(~below, side, high))
             # A length l has curvature 1 / l, in as many directions as `<A, A>` counts.
             length = inner_product(reduced, direction, ndim)
             curved = length / nonzero_or_one(inner_product(direction, direction, ndim))
             step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
             step = jnp.where(search.closed, search.secant, step)
-            reach = jnp.where(search.closed, 1.1, 1.5) * step * found.slope
+            reach = jnp.where(search.closed, 1.1, 1.5) * step * side.slope
             target = jnp.where(
                 search.closed,
                 jnp.clip(shift - reach, search.low.shift, search.high.shift),
@@ -117,7 +117,7 @@ class LineMultiplier(WarmSolver):
             return search._replace(dual=Multiplier(target, step))
 
         none = jnp.zeros_like(problem.noise)
-        unknown = Side(none, none, jnp.zeros_like(problem.part))
+        unknown = Side(none, none, jnp.zeros_like(problem.tangent))
         start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
         # With a single step per gradient the multiplier lags behind, and may never be close.
@@ -141,8 +141,8 @@ class LineMultiplier(WarmSolver):
         direction = jnp.where(expand_trailing(closed, ndim), mixed, open_sided)
         root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
         after = in_dtypes_of(dual, Multiplier(root, search.dual.step))
-        reduced = problem.part + at.embed(near.shift)
+        reduced = problem.tangent + at.embed(near.shift)
         residual = jnp.abs(near.slope)
         return certified(
-            norm, problem, problem.part, reduced, near.direction, direction, after, residual
+            norm, problem, problem.tangent, reduced, near.direction, direction, after, residual
         )

@@ -34,14 +34,14 @@ class TangentGradient(NamedTuple):
     """A gradient without its normal part.
 
     Attributes:
-      part: the tangent part, of Frobenius norm 1, or zero.
+      tangent: the tangent part, of Frobenius norm 1, or zero.
       whole: the gradient in the same units.
-      noise: the rounding error that `part` may have.
+      noise: the rounding error that `tangent` may have.
       still: whether the tangent part is no more than rounding.
       zero: whether the gradient is zero.
     """
 
-    part: Floats
+    tangent: Floats
     whole: Floats
     noise: Numbers
     still: Bool[Array, "*batch"]
@@ -51,16 +51,15 @@ class TangentGradient(NamedTuple):
 def without_normal(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     """Remove the normal part of a gradient, twice: the rest may be as small as rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
-    part = scaled - normal.project(scaled)
-    part = part - normal.project(part)
-    size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
+    tangent = scaled - normal.project(scaled)
+    tangent = tangent - normal.project(tangent)
+    size, length = frobenius_norm(tangent, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     still = size <= noise  # false for a NaN
-    unit = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(part, ndim))
+    normalized = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(tangent, ndim))
     size = nonzero_or_one(size)
-    return TangentGradient(
-        unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0
-    )
+    whole = scaled / expand_trailing(size, ndim)
+    return TangentGradient(normalized, whole, noise / size, still, length == 0)
 
 
 def certified(
@@ -75,27 +74,27 @@ def certified(
 ) -> Steepest:
     """Return `direction` with the gap from `attained`, the duality map of `reduced = G - N`.
 
-    `grad` is G, with as much of its normal part as matters to a tangent direction. A multiplier
-    from another gradient may give a direction that gains little, or descends: if the tangent part
-    of the gradient gains more, it replaces the direction, and `dual` becomes a cold start.
+    `grad` is G or its tangent part. With a multiplier from another gradient, the direction may
+    gain little or even descend: if the tangent part of the gradient gains more, return that, with
+    a cold start as `dual`.
     """
     ndim = norm.ndim
     upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
     value = inner_product(grad, direction, ndim)
     if jax.tree.leaves(dual):
 
-        def or_tangent_part(answer):
-            direction, dual, value = answer
-            size = nonzero_or_one(norm.bound(problem.part))
-            plain = problem.part / expand_trailing(size, ndim)
+        def or_tangent_part(result):
+            direction, dual, value = result
+            size = nonzero_or_one(norm.bound(problem.tangent))
+            plain = problem.tangent / expand_trailing(size, ndim)
             gained = inner_product(grad, plain, ndim)
             worse = value < gained  # false for a NaN, which must stay
             cold = jax.tree.map(jnp.zeros_like, dual)
             return pick(worse, (plain, cold, gained), (direction, dual, value))
 
         poor = jnp.any(value < 0.5 * upper)
-        answer = direction, dual, value
-        direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, answer)
+        result = direction, dual, value
+        direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, result)
     noise = problem.noise * frobenius_norm(attained, ndim)
     gap = relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)

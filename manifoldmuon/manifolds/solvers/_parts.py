@@ -148,8 +148,8 @@ def duality_gap(
       precision: the precision of float32 products on accelerators.
     """
     size = frobenius_norm(grad)
-    unit = rounding(tangent_precision(precision), grad.dtype)
-    noise = (min(grad.shape[-2:]) + 4) * unit * size
+    eps = rounding(tangent_precision(precision), grad.dtype)
+    noise = (min(grad.shape[-2:]) + 4) * eps * size
     total = jnp.where(size == 0, 0, jnp.where(value == 0, 1, upper + noise))
     return relative_gap(total, jnp.where(value == 0, 0, value - noise))
 

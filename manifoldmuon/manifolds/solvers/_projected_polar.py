@@ -96,8 +96,8 @@ class _Projected(StiefelSolver):
             return square.solve(norm, at, grad, dual)
         with jax.default_matmul_precision(self.precision.name.lower()):
             scaled, _ = scale_to_unit_exponent(grad, ndim=2)
-            answer = (self._coupled if exact else self._direct)(at, scaled)
-        return answer._replace(dual=dual)
+            result = (self._coupled if exact else self._direct)(at, scaled)
+        return result._replace(dual=dual)
 
     def _coupled(self, point: Matrices, grad: Matrices):
         """Return `[along; outer] root`, with the inverse root of the Gram matrix."""

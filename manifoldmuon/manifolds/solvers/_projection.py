@@ -49,18 +49,18 @@ def euclidean_direction(
       [0.0, 1.0]
     """
     scaled, _ = scale_to_unit_exponent(grad, ndim)
-    part = tangent(scaled)
-    length, whole = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
-    unit = float(jnp.finfo(scaled.dtype).eps)
-    noise = 8 * unit * whole
+    projected = tangent(scaled)
+    length, whole = frobenius_norm(projected, ndim), frobenius_norm(scaled, ndim)
+    eps = float(jnp.finfo(scaled.dtype).eps)
+    noise = 8 * eps * whole
     significant = ~(length <= noise)
     # Project again: the first pass leaves a relatively large normal part in a small tangent part.
-    direction = to_unit_norm(part, ndim)
+    direction = to_unit_norm(projected, ndim)
     again = tangent(direction)
     residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
     turned = noise / nonzero_or_one(length)
     # Rounding leaves some of the normal part; its cost grows with the normal share of the gradient.
-    normal = jnp.maximum(4 * unit, turned / 4)
+    normal = jnp.maximum(4 * eps, turned / 4)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
     # `significant` negates `<=`, so it is true for NaN: a NaN has to stay.
     direction = jnp.where(expand_trailing(significant, ndim), to_unit_norm(again, ndim), 0)
@@ -99,17 +99,17 @@ def projected_direction(
     if not isinstance(norm, Spectral):
         return euclidean_direction(grad, tangent, 2)
     scaled, _ = scale_to_unit_exponent(grad, 2)
-    part = tangent(scaled)
-    length, whole = frobenius_norm(part), frobenius_norm(scaled)
-    unit, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
-    significant = ~(length <= 8 * unit * whole)
-    sign = msign(part, norm.method)
+    projected = tangent(scaled)
+    length, whole = frobenius_norm(projected), frobenius_norm(scaled)
+    eps, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
+    significant = ~(length <= 8 * eps * whole)
+    sign = msign(projected, norm.method)
     direction = tangent(sign)
     residual = frobenius_norm(sign - direction) / max(side, 1)
-    gained, missed = nuclear_parts(part, sign)
+    gained, missed = nuclear_parts(projected, sign)
     # Bounds the nuclear norm of the rounding errors in the tangent part.
-    noise = (side + 4) * unit * whole
-    gap = relative_gap(gained + missed + noise, inner_product(part, direction) - noise)
+    noise = (side + 4) * eps * whole
+    gap = relative_gap(gained + missed + noise, inner_product(projected, direction) - noise)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, gap, 1))
     residual = jnp.where(significant, residual, 0)
     return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual

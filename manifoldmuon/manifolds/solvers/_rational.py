@@ -62,7 +62,7 @@ def zolotarev(poles: int, lower: float) -> Poles:
     return Poles(weights / values.max(), odd, float(1 - values.min() / values.max()))
 
 
-def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray]:
+def _jacobi(fraction: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray]:
     """Return the elliptic functions sn and cn at these fractions of the quarter period.
 
     By the arithmetic-geometric mean (Abramowitz and Stegun, 16.4 and 17.6), which starts from the
@@ -73,7 +73,7 @@ def _jacobi(part: np.ndarray, complement: float) -> tuple[np.ndarray, np.ndarray
     while c[-1] > 1e-16 * a[-1]:
         c.append((a[-1] - b) / 2)
         a, b = [*a, (a[-1] + b) / 2], np.sqrt(a[-1] * b)
-    angle = 2 ** (len(a) - 1) * part * np.pi / 2  # a_N u, and u = part pi / (2 a_N)
+    angle = 2 ** (len(a) - 1) * fraction * np.pi / 2  # a_N u, and u = part pi / (2 a_N)
     for mean, half in zip(a[:0:-1], c[:0:-1], strict=True):
         angle = (angle + np.arcsin(half / mean * np.sin(angle))) / 2
     return np.sin(angle), np.cos(angle)
