@@ -128,7 +128,8 @@ def main(argv: list[str] | None = None) -> None:
             work, alone = work_of(case, name, axes), flops_alone(name, CASES[case][1])
             received = {kind: size for kind, (_, size) in work.collectives.items()}
             row = {"case": case, "axes": axes, "optimizer": name, "received": received}
-            rows.append(row | {"flops_of_share": 8 * work.multiplier_flops / alone})
+            share = 8 * work.multiplier_flops / alone if alone else 0.0  # adamh has no products
+            rows.append(row | {"flops_of_share": share})
     save_with_table(options, {"rows": rows}, table(rows))
 
 

@@ -189,9 +189,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             saved = {path: kind for path, kind in saved.items() if path in given}
         hint = "continue with its model and optimizer"
         hint += "" if partial else ", or restore some of its leaves by partial=True"
-        _check_same(f"{where} has another tree", saved, given, hint)
+        _check_equal(f"{where} has another tree", saved, given, hint)
         leave = ocp.PLACEHOLDER if partial else None  # Orbax 0.11.33 then fails at None
-        tree = jax.tree.map(_abstract, target)
+        tree = jax.tree.map(_restore_target, target)
         tree = jax.tree.map(lambda x: leave if x is None else x, tree, is_leaf=lambda x: x is None)
         arguments = ocp.checkpoint_utils.construct_restore_args(tree)
         how = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=partial)
@@ -302,10 +302,10 @@ def check_geometry(saved: Mapping[str, Any], table: Table, where: str = "the ste
     """
     hint = "continue with that geometry, or restore without a table if the change is meant"
     given = _without_copies(describe_geometry(table))
-    _check_same(f"{where} was saved with another geometry", _without_copies(saved), given, hint)
+    _check_equal(f"{where} was saved with another geometry", _without_copies(saved), given, hint)
 
 
-def _check_same(what: str, saved: Mapping[str, Any], given: Mapping[str, Any], hint: str) -> None:
+def _check_equal(what: str, saved: Mapping[str, Any], given: Mapping[str, Any], hint: str) -> None:
     differ = [
         f"{key} was {then if isinstance(then, str) else shown(then)}"
         f" and is {now if isinstance(now, str) else shown(now)}"
@@ -331,7 +331,7 @@ def _kinds(tree: Any) -> dict[str, str]:
     return {k: f"{x.dtype}{list(x.shape)}".replace(" ", "") for k, x in arrays.items()}
 
 
-def _abstract(leaf: Any) -> Any:
+def _restore_target(leaf: Any) -> Any:
     """Return Orbax's target for a leaf, with a sharding, so that Orbax does not guess."""
     if np.size(leaf) == 0:
         return None
@@ -377,7 +377,7 @@ def _digests(tree: Any) -> dict[str, str]:
                 )
             x = x.astype(np.int8) if _is_narrow(x) else np.ascontiguousarray(x)
             x = x.reshape(-1).view(f"u{min(x.dtype.itemsize, 4)}")
-        digests[path] = _digest(x)
+        digests[path] = _checksum(x)
     return {path: np.asarray(digest).tobytes().hex() for path, digest in digests.items()}
 
 
@@ -386,7 +386,7 @@ def _is_narrow(x: Any) -> bool:
 
 
 @jax.jit
-def _digest(x: Any) -> UInt32[Array, "2"]:
+def _checksum(x: Any) -> UInt32[Array, "2"]:
     """Return two sums of all words, each mixed with its index: the same for every sharding.
 
     A change of a single word changes both sums, because `mix` and products with odd numbers are

@@ -1,9 +1,9 @@
-"""Kauldron: a classifier with Stiefel kernels, AdamW for biases, trained by `Trainer`.
+"""Kauldron: a classifier trained by `Trainer`, with its optimizer for the kernels.
 
-python -m examples.trainers.kauldron    # after pip install kauldron
+python -m examples.trainers.kauldron    # after pip install kauldron tensorflow-cpu
 """
 
-import tempfile
+import sys
 from typing import Any
 
 import numpy as np
@@ -11,9 +11,8 @@ import optax
 from flax import linen
 
 import manifoldmuon as mm
-from manifoldmuon.manifolds import Stiefel
-
-GEOMETRY = mm.optim.by_path({"**/kernel": Stiefel().transposed(), "**": None})
+from examples.trainers.runs import Run, main, optimizer
+from manifoldmuon.manifolds import Manifold
 
 
 class Net(linen.Module):
@@ -25,61 +24,58 @@ class Net(linen.Module):
 
     @linen.compact
     def __call__(self, images):
-        return linen.Dense(4)(linen.relu(linen.Dense(32)(images)))
+        return linen.Dense(8)(linen.relu(linen.Dense(32)(images)))
 
 
-def optimizer(steps: int) -> optax.GradientTransformation:
-    """Return manifold Muon for the kernels and AdamW for the rest."""
-    rate = optax.cosine_decay_schedule(0.1, steps)
-    return mm.optim.manifold_muon(rate, GEOMETRY, rest=optax.adamw(1e-3))
+def geometry(matrix: Manifold) -> Any:
+    """Return `matrix` for the kernels, None for biases; paths are as in Linen, without `params`."""
+    return mm.optim.by_path({"**/kernel": matrix.transposed(), "**": None})
 
 
-def examples(count: int = 256) -> dict[str, np.ndarray]:
-    """Return random points, labelled by the largest of four linear functions."""
+def examples(count: int = 256) -> list[dict[str, np.ndarray]]:
+    """Return random points, labelled by the largest of eight linear functions."""
     rng = np.random.default_rng(0)
-    points = rng.normal(size=(count, 8)).astype(np.float32)
-    labels = (points @ rng.normal(size=(8, 4))).argmax(-1)
-    return {"images": points, "labels": labels[:, None].astype(np.int32)}
+    points = rng.normal(size=(count, 16)).astype(np.float32)
+    labels = (points @ rng.normal(size=(16, 8))).argmax(-1)[:, None].astype(np.int32)
+    return [{"images": x, "labels": y} for x, y in zip(points, labels, strict=True)]
 
 
-def main(steps: int = 60) -> tuple[float, float, float]:
-    """Train; return the loss before and after, and the largest distance from a manifold."""
+def train(run: Run) -> None:
+    """Train with the kernels sharded over all devices."""
     from kauldron import kd  # pyright: ignore[reportAttributeAccessIssue]
 
-    class Project(kd.ckpts.InitTransform):
-        """Project the kernels onto their manifolds before the first step."""
+    class Writer(kd.train.metric_writer.NoopWriter):
+        """A writer that reports the losses."""
 
-        def transform(self, state: Any) -> Any:
-            return state.replace(params=mm.optim.project_tree(GEOMETRY, state.params))
+        def write_step_metrics(self, *, step, aux, **others) -> None:
+            run.report(step, aux.compute(flatten=True).loss_values["losses/xent"])
 
+    fsdp = kd.sharding.FSDPSharding(min_size_to_shard_mb=0)
+    # Made once: the trainer hashes the optimizer.
+    rate = optax.cosine_decay_schedule(run.rate, run.steps)
+    tx = optimizer(run.name, rate, geometry, optax.adamw(run.rate / 10))
     trainer = kd.train.Trainer(
-        workdir=tempfile.mkdtemp(),
-        train_ds=kd.data.InMemoryPipeline(loader=examples, batch_size=64, shuffle=True),
+        workdir=run.folder,
+        seed=0,
+        train_ds=kd.data.py.DataSource(
+            data_source=examples(), shuffle=True, batch_size=64, num_workers=0
+        ),
         model=Net(),
-        num_train_steps=steps,
+        num_train_steps=run.steps - 1,  # it takes one more
+        log_metrics_every=1,
         train_losses={
             "xent": kd.losses.SoftmaxCrossEntropyWithIntLabels(
                 logits="preds", labels="batch.labels"
             )
         },
-        optimizer=optimizer(steps),
-        init_transform=Project(),
-        writer=kd.train.metric_writer.NoopWriter(),
+        optimizer=tx,
+        sharding=kd.sharding.ShardingStrategy(params=fsdp, opt_state=fsdp),
+        checkpointer=kd.ckpts.Checkpointer(save_interval_steps=run.save_every),
+        writer=Writer(),
     )
-    data = examples()
-
-    def loss(state: Any) -> float:
-        scores = trainer.model.apply({"params": state.params}, data["images"])
-        labels = data["labels"][:, 0]
-        return float(optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean())
-
-    before = loss(trainer.init_state())
     state, _ = trainer.train()
-    after, distances = loss(state), mm.optim.monitor_distance(GEOMETRY, state.params)
-    far = float(max(distances.values()))
-    print(f"loss {before:.3f} -> {after:.3f}; kernels off their manifolds by {far:.1e} at most")
-    return before, after, far
+    run.report_distance(geometry, state.params)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(train))

@@ -1,30 +1,29 @@
-"""MaxText: a patch of `get_optimizer` for `opt_type: manifold_muon`.
+"""MaxText: its own `pre_train` loop, with `opt_type: muon` by this package.
 
-In `maxtext/optimizers/optimizers.py`, before the last `else` of the choice by `opt_type`, add
+python -m examples.trainers.maxtext    # after pip install 'maxtext[tpu]'
 
-    elif config.opt_type == "manifold_muon":
-      tables = get_muon_weight_dimension_numbers(model, config)
-      base_opt = manifold_muon(learning_rate_schedule, tables, config)
-
-with `manifold_muon` from this module. In `maxtext/configs/types.py`, add a member
-`MANIFOLD_MUON = "manifold_muon"` to `OptimizerType`. MaxText's tables give the fan-in and fan-out
-axes of each kernel, and None for parameters of AdamW.
-
-python -m examples.trainers.maxtext    # with a table like MaxText's, without MaxText
+MaxText computes the dimension numbers of Muon and the learning rate, and passes them to
+`optax_muon`, a name in `maxtext.optimizers.optimizers`. Another function with that name is all
+that is needed: call the trainer from a program that sets it.
 """
 
+# pyright: reportMissingImports=false
+
+import functools
+import sys
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
+from flax import nnx
 from optax.contrib import MuonDimensionNumbers
 
 import manifoldmuon as mm
-from manifoldmuon.manifolds import Layout, Manifold, Stiefel
+from examples.trainers.runs import Run, main, optimizer
+from manifoldmuon.manifolds import Layout, Manifold
 
 
-def geometry(tables: Any, matrix: Manifold = Stiefel()) -> Any:
+def geometry(tables: Any, matrix: Manifold) -> Any:
     """Return a function from path and parameter to its entry: `matrix` in its layout, or None.
 
     The tables count axes from both ends, `(0,)` and `(-1,)`, and do not name the scanned axis.
@@ -49,41 +48,56 @@ def _is_entry(node: Any) -> bool:
     return node is None or isinstance(node, MuonDimensionNumbers)
 
 
-def manifold_muon(rate: Any, tables: Any, config: Any) -> optax.GradientTransformation:
-    """Return the optimizer, with MaxText's options for Muon and AdamW.
+def train(run: Run) -> None:
+    """Train a Llama of two layers on MaxText's synthetic batch."""
+    from maxtext.common.metric_logger import MetricLogger
+    from maxtext.optimizers import optimizers
+    from maxtext.trainers.pre_train import train as pre_train
 
-    MaxText makes the weights itself: the first update moves them to their manifolds.
-    """
-    rest = optax.adamw(rate, config.adam_b1, config.adam_b2, weight_decay=config.adam_weight_decay)
-    descent = mm.optim.manifold_muon(rate, geometry(tables), config.muon_beta, rest=rest)
-    return mm.optim.start_on(descent, geometry(tables))
+    made: dict[str, Any] = {}
 
+    def muon(learning_rate, **options) -> optax.GradientTransformation:
+        tables = options["muon_weight_dimension_numbers"]
+        rest = optax.adamw(learning_rate, options["adam_b1"], options["adam_b2"])
+        made["geometry"] = spaces = functools.partial(geometry, tables)
+        return optimizer(run.name, learning_rate, spaces, rest, **options)
 
-def main() -> dict[str, float]:
-    """Take a step for kernels in MaxText's layout; return their distances from their manifolds."""
-    import types
+    def write(self, metrics, step, metric_type="train") -> None:
+        run.report(step, metrics["scalar"]["learning/loss"])
 
-    config = types.SimpleNamespace(muon_beta=0.95, adam_b1=0.9, adam_b2=0.95, adam_weight_decay=0.1)
-    tables = {
-        "query": MuonDimensionNumbers((0,), (-2, -1)),  # (in, layers, heads, head_dim)
-        "out": MuonDimensionNumbers((0, -2), (-1,)),  # (heads, layers, head_dim, out)
-        "wi": MuonDimensionNumbers((0,), (-1,)),  # (in, layers, out)
-        "norm": None,
+    optimizers.optax_muon = muon
+    MetricLogger.write_metrics = write
+    settings = {
+        "run_name": "run",
+        "base_output_directory": run.folder,
+        "steps": run.steps,
+        "checkpoint_period": run.save_every,
+        "opt_type": "muon",
+        "learning_rate": run.rate,
+        "base_emb_dim": 64,
+        "base_num_query_heads": 4,
+        "base_num_kv_heads": 4,
+        "head_dim": 16,
+        "base_mlp_dim": 128,
+        "base_num_decoder_layers": 2,
+        "vocab_size": 256,
+        "max_target_length": 32,
+        "per_device_batch_size": 8 / jax.device_count(),
+        "dataset_type": "synthetic",
+        "attention": "dot_product",
+        "dtype": "float32",
+        "sharding_tolerance": 1.0,
+        "enable_tensorboard": False,
+        "enable_goodput_recording": False,
+        "monitor_goodput": False,
+        "log_config": False,
+        "jax_cache_dir": "",
+        "skip_jax_distributed_system": True,
     }
-    keys = jax.random.split(jax.random.key(0), 4)
-    shapes = {"query": (8, 3, 2, 4), "out": (2, 3, 4, 8), "wi": (8, 3, 16), "norm": (8, 3)}
-    params = {
-        k: jax.random.normal(key, s) for key, (k, s) in zip(keys, shapes.items(), strict=True)
-    }
-    tx = manifold_muon(0.1, tables, config)
-    grads = jax.tree.map(jnp.sin, params)
-    updates, _ = jax.jit(tx.update)(grads, jax.jit(tx.init)(params), params)
-    moved = optax.apply_updates(params, updates)
-    distances = mm.optim.monitor_distance(geometry(tables), moved)
-    for name, far in distances.items():
-        print(f"{name:6} {shapes[name]}: off its manifold by {far:.1e}")
-    return {name: float(far) for name, far in distances.items()}
+    config, recorder = pre_train.initialize(["", *[f"{k}={v}" for k, v in settings.items()]])
+    state = pre_train.train_loop(config, recorder)
+    run.report_distance(made["geometry"], nnx.filter_state(state.model, nnx.Param))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(train))

@@ -1,10 +1,13 @@
-"""Tunix: LoRA with orthonormal factors, trained by `PeftTrainer`.
+"""Tunix: LoRA trained by `PeftTrainer`; the constrained factors are orthonormal.
 
 python -m examples.trainers.tunix    # after pip install google-tunix
 """
 
 # pyright: reportMissingImports=false
 
+import functools
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -13,8 +16,9 @@ import numpy as np
 import optax
 from flax import nnx
 
-import manifoldmuon as mm
-from manifoldmuon.frameworks.nnx import lora_geometry
+from examples.trainers.runs import Run, main, optimizer
+from manifoldmuon.frameworks.nnx import geometry
+from manifoldmuon.manifolds import Manifold
 
 WORDS, WIDTH, RANK = 17, 32, 4
 
@@ -31,6 +35,30 @@ class Model(nnx.Module):
         return self.down(nnx.relu(self.up(self.embed(tokens))))
 
 
+def factors(model: nnx.Module, matrix: Manifold) -> Any:
+    """Return `matrix` for the first factors, None for the second, which start at zero.
+
+    `lora_geometry` constrains the first factors and moves the second in the RMS-to-RMS norm.
+    """
+    overrides = {nnx.LoRA: {"lora_a": matrix, "lora_b": None}}
+    return geometry(model, None, overrides=overrides, wrt=nnx.LoRAParam)
+
+
+def flat(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Keep the state as a list of arrays: Tunix cannot restore the `MaskedNode`s of Optax.
+
+    They are in the state of every optimizer that trains parameters by different rules, and Orbax
+    restores them as None.
+    """
+
+    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        structure = jax.tree.structure(jax.eval_shape(tx.init, params))
+        updates, new = tx.update(updates, jax.tree.unflatten(structure, state), params)
+        return updates, jax.tree.leaves(new)
+
+    return optax.GradientTransformation(lambda params: jax.tree.leaves(tx.init(params)), update)
+
+
 def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
     """Return the mean cross-entropy of the unmasked next tokens."""
     losses = optax.softmax_cross_entropy_with_integer_labels(
@@ -39,7 +67,7 @@ def loss_fn(model: Model, input_tokens: Any, input_mask: Any) -> jax.Array:
     return (losses * input_mask[:, 1:]).sum() / input_mask[:, 1:].sum()
 
 
-def batches(steps: int):
+def batches(steps: int) -> Iterator[Any]:
     """Yield sequences that count upwards by three."""
     from tunix.sft import peft_trainer
 
@@ -49,29 +77,44 @@ def batches(steps: int):
         yield peft_trainer.TrainingInput(jnp.asarray(tokens), jnp.ones(tokens.shape))
 
 
-def main(steps: int = 60) -> tuple[float, float, float]:
-    """Fine-tune; return the loss before and after, and the largest distance from a manifold."""
+def train(run: Run) -> None:
+    """Fine-tune on a mesh of all devices: the batch and the parameters' first axes are sharded."""
+    import orbax.checkpoint as ocp
     from tunix.sft import peft_trainer
 
+    class Trainer(peft_trainer.PeftTrainer):
+        """A trainer that reports the losses."""
+
+        def _log_metrics(self, loss, step: Any = None, additional_metrics=None):
+            super()._log_metrics(loss, step, additional_metrics)
+            run.report(step - 1, loss)
+
     model = Model(nnx.Rngs(0))
-    (judge,) = batches(1)
-    before = loss_fn(model, judge.input_tokens, judge.input_mask)
-    geometry = lora_geometry(model)
-    # Make the first factors orthonormal; outputs stay, as the second factors are 0.
-    nnx.update(model, mm.optim.project_tree(geometry, nnx.state(model, nnx.LoRAParam)))
-    tx = mm.optim.manifold_muon(optax.cosine_decay_schedule(0.1, steps), geometry)
-    config = peft_trainer.TrainingConfig(eval_every_n_steps=steps + 1, max_steps=steps)
-    trainer = peft_trainer.PeftTrainer(model, tx, config).with_loss_fn(loss_fn)
-    trainer = trainer.with_gen_model_input_fn(
-        lambda x: {"input_tokens": x.input_tokens, "input_mask": x.input_mask}
+    auto = (jax.sharding.AxisType.Auto,)
+    mesh = jax.make_mesh((jax.device_count(),), ("fsdp",), auto)
+
+    def shard(leaf: jax.Array) -> jax.Array:
+        axis = "fsdp" if leaf.ndim and leaf.shape[0] % jax.device_count() == 0 else None
+        return jax.device_put(leaf, jax.NamedSharding(mesh, jax.P(axis)))
+
+    nnx.update(model, jax.tree.map(shard, nnx.state(model)))
+    spaces = functools.partial(factors, model)
+    rate = optax.cosine_decay_schedule(run.rate, run.steps)
+    config = peft_trainer.TrainingConfig(
+        eval_every_n_steps=run.steps + 1,
+        max_steps=run.steps,
+        checkpoint_root_directory=str(run.folder / "checkpoints"),
+        checkpointing_options=ocp.CheckpointManagerOptions(save_interval_steps=run.save_every),
     )
-    trainer.train(batches(steps))
-    after = loss_fn(model, judge.input_tokens, judge.input_mask)
-    distances = mm.optim.monitor_distance(geometry, nnx.state(model, nnx.LoRAParam))
-    far = float(max(distances.values()))
-    print(f"loss {before:.3f} -> {after:.3f}; factors off their manifolds by {far:.1e} at most")
-    return float(before), float(after), far
+    with mesh:
+        tx = flat(optimizer(run.name, rate, spaces, optax.adamw(run.rate / 10)))
+        trainer = Trainer(model, tx, config).with_loss_fn(loss_fn)
+        trainer = trainer.with_gen_model_input_fn(
+            lambda x: {"input_tokens": x.input_tokens, "input_mask": x.input_mask}
+        )
+        trainer.train(batches(run.steps))
+    run.report_distance(spaces, nnx.state(model, nnx.LoRAParam))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(train))

@@ -104,8 +104,8 @@ class LipschitzBounds:
         """Return the bounds of this module followed by the module of `after`."""
         return LipschitzBounds(
             after.outputs,
-            product(after.slopes, self.slopes),
-            product(after.slopes, self.weights) + after.weights,
+            nonnegative_product(after.slopes, self.slopes),
+            nonnegative_product(after.slopes, self.weights) + after.weights,
             (*self.reasons, *after.reasons),
         )
 
@@ -114,7 +114,7 @@ class LipschitzBounds:
         return self.then(LipschitzBounds.of(outputs, slopes, **others))
 
 
-def product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def nonnegative_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Multiply non-negative arrays: 0 times infinity is 0, and no other product becomes 0."""
     finite = [np.where(np.isfinite(array), array, 0.0) for array in (a, b)]
     # Numbers of positive products, and of positive products without an infinite factor.

@@ -64,12 +64,12 @@ class NetworkBounds(Printed):
     @property
     def input_norm(self) -> float:
         """The largest norm of the inputs for which the bounds hold."""
-        return _sum(self.inputs)
+        return _total_size(self.inputs)
 
     @property
     def output_norm(self) -> float:
         """The largest norm of an output."""
-        return _sum(self.outputs)
+        return _total_size(self.outputs)
 
     @property
     def lipschitz_inputs(self) -> float:
@@ -102,25 +102,25 @@ class NetworkBounds(Printed):
     def __str__(self) -> str:
         notes = [f"infinite: {reason}" for reason in self.reasons]
         notes += [f"assumed: {assumption}" for assumption in self.assumptions]
-        return "\n".join([tree(_HEADER, _node(self)), *notes])
+        return "\n".join([tree(_HEADER, _bounds_row(self)), *notes])
 
 
-def _sum(x: Sizes) -> float:
+def _total_size(x: Sizes) -> float:
     return float(np.sum([size.upper for size in jax.tree.leaves(x)]))
 
 
-def _node(bounds: NetworkBounds) -> Node:
+def _bounds_row(bounds: NetworkBounds) -> Node:
     """Return the printed row of a module, and those of its parts."""
-    sizes = (_text(x) for x in (bounds.inputs, bounds.outputs))
+    sizes = (_format_sizes(x) for x in (bounds.inputs, bounds.outputs))
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
     row = (bounds.module.describe(), *sizes, *slopes)
     if isinstance(bounds.module, Stack):  # a single tree for all copies
-        return row, [_span(*(_node(bounds.parts[i]) for i in (0, -1)))]
-    return row, [_node(part) for part in bounds.parts]
+        return row, [_span(*(_bounds_row(bounds.parts[i]) for i in (0, -1)))]
+    return row, [_bounds_row(part) for part in bounds.parts]
 
 
-def _text(x: Sizes) -> str:
-    return str(x) if isinstance(x, NormBound) else "(" + ", ".join(_text(part) for part in x) + ")"
+def _format_sizes(x: Sizes) -> str:
+    return str(x) if isinstance(x, NormBound) else f"({', '.join(map(_format_sizes, x))})"
 
 
 def _span(first: Node, last: Node) -> Node:
@@ -139,7 +139,7 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
 
     Args:
       module: a module of the implementation's type.
-      weights: a `Weight` for each weight, in the structure of the parameters; `()` for bonds.
+      weights: a `WeightRegion` for each weight, in the structure of the parameters; `()` for bonds.
       x: the size of the input, or a tuple of sizes for a tuple of inputs.
 
     Raises:
@@ -166,7 +166,7 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
 
 
 def bound_part(module: Module, weights: Any, x: Sizes) -> NetworkBounds:
-    """Return the bounds of a part, given its `Weight`s and the size of its input."""
+    """Return the bounds of a part, given its `WeightRegion`s and the size of its input."""
     try:
         if isinstance(module, Atom):
             weights.expect_shape(module.shape)

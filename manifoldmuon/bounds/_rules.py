@@ -15,14 +15,14 @@ from manifoldmuon import modules
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
 from manifoldmuon.bounds._network import bound_part, propagate
 from manifoldmuon.bounds._norm_bounds import L2, RMS, LInf, NormBound, OneHot, times, times_down
-from manifoldmuon.bounds._weights import Weight
+from manifoldmuon.bounds._weights import WeightRegion
 
 read_length, convert_norm = LipschitzBounds.read_length, LipschitzBounds.convert_norm
 
 
 @propagate.register(modules.Linear)
 @propagate.register(modules.Conv2D)
-def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_linear(atom: Any, weights: WeightRegion, x: NormBound) -> LipschitzBounds:
     """Bound a matrix product, or a convolution as a sum over its taps.
 
     The bound of a convolution holds at every stride and padding.
@@ -42,7 +42,7 @@ def bound_linear(atom: Any, weights: Weight, x: NormBound) -> LipschitzBounds:
 
 
 @propagate.register
-def bound_embed(atom: modules.Embed, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_embed(atom: modules.Embed, weights: WeightRegion, x: NormBound) -> LipschitzBounds:
     longest, shortest, step = (
         length / math.sqrt(atom.dim)
         for length in (*weights.rows(atom.shape), weights.step_rows(atom.shape))
@@ -52,7 +52,7 @@ def bound_embed(atom: modules.Embed, weights: Weight, x: NormBound) -> Lipschitz
 
 
 @propagate.register
-def bound_unembed(atom: modules.Unembed, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_unembed(atom: modules.Unembed, weights: WeightRegion, x: NormBound) -> LipschitzBounds:
     read, root = convert_norm(x, RMS()), math.sqrt(atom.dim)
     size = read.outputs
     size.expect_features(atom.dim)
@@ -62,7 +62,7 @@ def bound_unembed(atom: modules.Unembed, weights: Weight, x: NormBound) -> Lipsc
 
 
 @propagate.register
-def bound_bias(atom: modules.Bias, weights: Weight, x: NormBound) -> LipschitzBounds:
+def bound_bias(atom: modules.Bias, weights: WeightRegion, x: NormBound) -> LipschitzBounds:
     """Bound a shift by the bias: infinite in `L2` over several axes.
 
     The bias is added to every token or pixel, and their number is unknown.
@@ -142,12 +142,12 @@ def bound_add(bond: modules.Add, weights: Any, x: Sizes) -> LipschitzBounds:
     for one, other in itertools.chain(*(itertools.combinations(c, 2) for c in columns)):
         one.expect_features(other.features)
     width = len(columns)
-    sums = iter([_sum(jax.tree.leaves(read.outputs)[k::width]) for k in range(width)])
+    sums = iter([_sum_bounds(jax.tree.leaves(read.outputs)[k::width]) for k in range(width)])
     added = LipschitzBounds.identity(jax.tree.map(lambda size: next(sums), x[0]))
     return read.then(dataclasses.replace(added, slopes=np.tile(added.slopes, len(terms))))
 
 
-def _sum(terms: list[NormBound]) -> NormBound:
+def _sum_bounds(terms: list[NormBound]) -> NormBound:
     most = float(sum(term.upper for term in terms))
     ahead = [term.lower - (most - term.upper) for term in terms] if math.isfinite(most) else []
     known = [term.features for term in terms if term.features is not None]

@@ -158,7 +158,7 @@ ROUNDING = 1e-10
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Weight:
+class WeightRegion:
     """One weight of an architecture, or its copies in a stack; a leaf of trees.
 
     Attributes:
@@ -198,7 +198,7 @@ class Weight:
         """
         if self.value is None:
             known = self._anywhere(shape)
-            return _taps(shape, blockwise) * known.spectral, known.least_singular
+            return _tap_count(shape, blockwise) * known.spectral, known.least_singular
         values = np.linalg.svd(self.value, compute_uv=False)
         step = self.radius * self.step_norm(shape, blockwise)
         norms = values[..., 0]
@@ -216,7 +216,7 @@ class Weight:
 
     def step_norm(self, shape: Shape, blockwise: bool = False) -> float:
         """Return `spectral_norm` of a step of modular norm 1."""
-        return _taps(shape, blockwise) * self._step(shape).spectral
+        return _tap_count(shape, blockwise) * self._step(shape).spectral
 
     def step_rows(self, shape: Shape) -> float:
         """Return the length of the longest row of a step of modular norm 1."""
@@ -236,16 +236,16 @@ class Weight:
         return matrix_bounds(space, shape, *drift)
 
 
-def _taps(shape: Shape, blockwise: bool) -> int:
+def _tap_count(shape: Shape, blockwise: bool) -> int:
     return 1 if blockwise else math.prod(shape[:-2])
 
 
-def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> Weight:
+def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> WeightRegion:
     """Return a weight with this value, or any point of its manifold if `value` is None."""
     if value is None:
-        return Weight(spec, None, radius, drift)
+        return WeightRegion(spec, None, radius, drift)
     array = finite_array(f"a weight on {type(spec.manifold).__name__}", value)
-    return Weight(spec, spec.inward(array), radius, drift)
+    return WeightRegion(spec, spec.inward(array), radius, drift)
 
 
 def _rounded(most: float, least: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
     upcast,
 )
-from manifoldmuon._internal.matrices.powers_of_two import normalize
+from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
@@ -78,7 +78,7 @@ def scale_by_neuron_rms(
         scaled, _ = rules.tangent(manifold, point, scaled, {})
         length = expand_trailing(frobenius_norm(wide, manifold.ndim), manifold.ndim)
         after = jnp.where(jnp.isfinite(nu), nu, given["nu"]).astype(given["nu"].dtype)
-        return length * normalize(scaled, manifold.ndim), {"nu": after}
+        return length * to_unit_norm(scaled, manifold.ndim), {"nu": after}
 
     return transformation(
         rule,

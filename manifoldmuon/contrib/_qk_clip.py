@@ -17,7 +17,7 @@ from manifoldmuon._internal.trees.transformations import (
     Terminal,
     difference,
     gradient_transformation,
-    require,
+    require_arguments,
 )
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Frobenius
@@ -87,7 +87,7 @@ def with_qk_clip(
         return inner.init(params)
 
     def update_fn(updates, state, params=None, *, max_logits=None, **extra_args):
-        require("with_qk_clip", max_logits=max_logits, params=params)
+        require_arguments("with_qk_clip", max_logits=max_logits, params=params)
         steps, state = inner.update(updates, state, params, max_logits=max_logits, **extra_args)
         matched = _find_heads(heads, geometry, params)
         clipped = [i for i in matched.real if matched.values[i] is not None]

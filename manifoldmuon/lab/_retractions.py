@@ -50,12 +50,12 @@ def retraction_order(
       3.0
     """
     with jax.enable_x64(True):
-        errors = np.asarray(jax.jit(functools.partial(_errors, manifold, exact, shape))(key))
+        errors = np.asarray(jax.jit(functools.partial(_step_errors, manifold, exact, shape))(key))
     slope = error_slope(TIMES, errors)
     return RetractionOrder(TIMES, errors, None if slope == math.inf else slope)
 
 
-def _errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: Any) -> Any:
+def _step_errors(manifold: Manifold, exact: Manifold, shape: tuple[int, ...], key: Any) -> Any:
     """Return the errors of steps of all lengths along a random direction of norm 1."""
     point_key, key = jax.random.split(key)
     point = manifold.random_point(point_key, shape, jnp.float64)

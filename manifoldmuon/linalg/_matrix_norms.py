@@ -21,9 +21,9 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
 from manifoldmuon._internal.matrices.spectral import start_vector
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
@@ -96,7 +96,7 @@ def power_iteration(
         return jax.lax.cond(found, run, _same, measure(v))
 
     # A branch, so that only cold starts pay for it.
-    v, x = match_varying_axes((normalize(vector.astype(x.dtype), 1)[..., None, :], x))
+    v, x = match_varying_axes((to_unit_norm(vector.astype(x.dtype), 1)[..., None, :], x))
     pair = measure(v)
     v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
     if steps:
@@ -185,7 +185,7 @@ def nuclear_norm(x: Matrices) -> Numbers:
 
 
 def _unit(vector):
-    """Normalise vectors of normal numbers, with a third of the program of `normalize`."""
+    """Normalise vectors of normal numbers, with a third of the program of `to_unit_norm`."""
     scaled = vector / nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
     return scaled / nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
 

@@ -21,7 +21,7 @@ from manifoldmuon._internal.matrices.arrays import (
 
 def factor_products(terms: int) -> int:
     """Return how many products `odd_factor` takes for this many coefficients, once S is formed."""
-    block, count = _blocks(terms)
+    block, count = _block_lengths(terms)
     return block - 1 + count - 1
 
 
@@ -36,7 +36,7 @@ def odd_factor(
       multiply: function that multiplies two matrices.
       square: S^2, if the caller already has it.
     """
-    block, count = _blocks(len(coefficients))
+    block, count = _block_lengths(len(coefficients))
     powers = [identity_like(gram), gram]
     for k in range(2, block + 1):
         powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
@@ -53,7 +53,7 @@ def odd_factor(
     return result
 
 
-def _blocks(terms: int) -> tuple[int, int]:
+def _block_lengths(terms: int) -> tuple[int, int]:
     """Return length and number of blocks for the fewest products; long blocks reuse `square`."""
     sizes = [(block, max(1, -(-(terms - 1) // block))) for block in range(1, terms)]
     return min(sizes, key=lambda size: (sum(size), -size[0]))
@@ -103,7 +103,7 @@ def scan_runs(body, carry, items, dtype):
     return carry
 
 
-def polish(x: Matrices) -> Matrices:
+def newton_schulz_step(x: Matrices) -> Matrices:
     """Remove the rounding errors of a nearly orthogonal x by a classical Newton-Schulz step."""
     return product(x, odd_factor(product(x.mT, x), (1.5, -0.5)))
 

@@ -11,7 +11,7 @@ from manifoldmuon._internal.matrices.arrays import Matrices, product
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
-from manifoldmuon.linalg._polynomials import polish
+from manifoldmuon.linalg._polynomials import newton_schulz_step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ def _factor(x: Matrices) -> Matrices:
     floor = jnp.finfo(x.dtype).eps * values[..., :1]
     # Not `>=`, which would keep the singular vectors of a zero matrix.
     kept = jnp.where((values > floor)[..., None, :], left, 0)
-    return polish(product(kept, right))
+    return newton_schulz_step(product(kept, right))
 
 
 @_factor.defjvp

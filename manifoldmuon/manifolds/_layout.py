@@ -211,9 +211,9 @@ class Layout(Value):
         """Undo `inward` for an array of the original shape `shape`."""
         if self._blocked:
             cut, moves = self._cut_shape(shape), self._moves(shape)
-            x = x.reshape(tuple(cut[axis] for axis in moves)).transpose(_inverse(moves))
+            x = x.reshape(tuple(cut[axis] for axis in moves)).transpose(_invert(moves))
         order = self._order(len(shape))
-        return x.reshape(tuple(shape[axis] for axis in order)).transpose(_inverse(order))
+        return x.reshape(tuple(shape[axis] for axis in order)).transpose(_invert(order))
 
     def permutation(self, rank: int) -> tuple[int, ...] | None:
         """Return the source of each axis of the rearranged array; None if axes merge or are cut."""
@@ -277,7 +277,7 @@ def _axes(numbers: AxisNumbers) -> tuple[int, ...]:
     return (numbers,) if isinstance(numbers, int) else numbers
 
 
-def _inverse(order: tuple[int, ...]) -> tuple[int, ...]:
+def _invert(order: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(order)), key=order.__getitem__))
 
 

@@ -34,7 +34,7 @@ def nearest_orthonormal(x: Matrices) -> Matrices:
     return jnp.where(lost, whole, factor)
 
 
-def is_farther(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
+def exceeds_distance(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
     """Return whether a matrix is farther than about each distance from orthonormal.
 
     Computes `E^4 V` for two columns V of fixed random signs, with `E = W^T W - I`, in eight thin

@@ -40,7 +40,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.matrices.rounding import at_any_scale, bounded_step, stay_if_still
+from manifoldmuon._internal.matrices.rounding import bounded_step, keep_if_zero, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, check_scale
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
@@ -99,7 +99,7 @@ class _WithBoundary(BoundedSpectrum):
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         """Return the nearest displacement that stays in the set: at the boundary, on a cone."""
         normal = self._normal(point)
-        return at_any_scale(lambda v: v + normal(-v), vector, 2)
+        return scale_invariant(lambda v: v + normal(-v), vector, 2)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         if self.solver is None:
@@ -110,7 +110,7 @@ class _WithBoundary(BoundedSpectrum):
         scale = self._scale(point)
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         moved = self._returned(self._unit(point), step)
-        return stay_if_still(point, vector, scale * match_orientation(moved, point), 2)
+        return keep_if_zero(point, vector, scale * match_orientation(moved, point), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""
@@ -199,7 +199,7 @@ class SpectralBall(_WithBoundary):
         check_scale("SpectralBall.scale", self.scale)
         check_step_norm(self, Norm)
         check_retraction(self, "matrices of norm at most 1")
-        _check_boundary(self)
+        _check_boundary_fields(self)
 
     def for_training(self) -> "SpectralBall":
         # Not for bands, which need a sign that converges; see `Clip.method`.
@@ -245,7 +245,7 @@ class SpectralBand(_WithBoundary):
         check_fields(self, low="[0, inf)", high="(0, inf)")
         check_step_norm(self, Norm)
         check_kind(self, "retraction", Clip)
-        _check_boundary(self)
+        _check_boundary_fields(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
         if not self.low + 4 * self.active_tolerance < self.high:
@@ -269,7 +269,7 @@ def _inverse_root(excess: Squares) -> Squares:
     return (identity + root) / jnp.sqrt(middle)
 
 
-def _check_boundary(manifold: _WithBoundary) -> None:
+def _check_boundary_fields(manifold: _WithBoundary) -> None:
     check_kind(manifold, "solver", DouglasRachford, type(None))
     require_projection(manifold, manifold.solver)
     check_fields(manifold, active_tolerance="(0, 0.1)")

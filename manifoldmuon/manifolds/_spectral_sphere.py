@@ -34,13 +34,13 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
+    to_unit_norm,
 )
 from manifoldmuon._internal.matrices.rounding import (
-    at_any_scale,
+    keep_if_zero,
     noise_share,
-    stay_if_still,
+    scale_invariant,
     without,
 )
 from manifoldmuon._internal.matrices.spectral import (
@@ -91,7 +91,7 @@ class SpectralSphere(BoundedSpectrum):
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._normal(point)
-        return at_any_scale(lambda v: without(unit, v, 2), vector, 2)
+        return scale_invariant(lambda v: without(unit, v, 2), vector, 2)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
@@ -122,7 +122,7 @@ class SpectralSphere(BoundedSpectrum):
         square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)
         moved = self._scale(point) * moved / nonzero_or_one(size)
-        return stay_if_still(point, vector, moved, 2)
+        return keep_if_zero(point, vector, moved, 2)
 
     def for_training(self) -> "SpectralSphere":
         """Return this set with at most two signs per step and 24 steps of Lanczos' method."""
@@ -180,5 +180,5 @@ class SpectralSphere(BoundedSpectrum):
         """Return `u v^T` for the largest singular value."""
         unit = self._unit(point)
         _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
-        left = normalize(product(unit, right[..., None])[..., 0], 1)
+        left = to_unit_norm(product(unit, right[..., None])[..., 0], 1)
         return match_orientation(left[..., :, None] * right[..., None, :], point)

@@ -28,11 +28,11 @@ from manifoldmuon._internal.matrices.arrays import (
     trailing,
     upcast,
 )
-from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon._internal.matrices.rounding import (
-    at_any_scale,
     bounded_step,
-    stay_if_still,
+    keep_if_zero,
+    scale_invariant,
     without,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
@@ -105,21 +105,21 @@ class Hypersphere(Manifold):
         return with_fast_norm(self, solver=dataclasses.replace(self.solver, steps=1))
 
     def project(self, point: Floats) -> Floats:
-        unit = normalize(point, self.ndim)
+        unit = to_unit_norm(point, self.ndim)
         equal = 1 / math.sqrt(max(math.prod(self._point_shape(point)), 1))
         nowhere = jnp.all(unit == 0, axis=trailing(unit, self.ndim), keepdims=True)
         return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
-        unit = normalize(point, self.ndim)
-        return at_any_scale(lambda v: without(unit, v, self.ndim), vector, self.ndim)
+        unit = to_unit_norm(point, self.ndim)
+        return scale_invariant(lambda v: without(unit, v, self.ndim), vector, self.ndim)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         closed = self.norm.is_euclidean
         return () if closed else self.solver.init(shape[: len(shape) - self.ndim], 0)
 
     def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
-        unit = normalize(point, self.ndim)
+        unit = to_unit_norm(point, self.ndim)
         if not self.norm.is_euclidean:
             dual, at = self._dual(dual, grad.shape), Normal.line(unit, self.ndim)
             return self.solver.solve(self.norm, at, grad, dual)
@@ -134,7 +134,7 @@ class Hypersphere(Manifold):
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
         moved = radius * self.retraction.retract(unit, step)
-        return stay_if_still(point, vector, moved.reshape(point.shape), self.ndim)
+        return keep_if_zero(point, vector, moved.reshape(point.shape), self.ndim)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         self.check_shape(shape)
@@ -239,7 +239,7 @@ class EmbeddingRows(Manifold):
         return isinstance(self.norm, MaxRowNorm) or self.norm.is_euclidean
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
-        unit, norm = normalize(point, 1), self.norm
+        unit, norm = to_unit_norm(point, 1), self.norm
         if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
         if norm.is_euclidean:

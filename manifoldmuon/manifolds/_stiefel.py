@@ -34,14 +34,14 @@ from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import (
-    at_any_scale,
     bounded_step,
-    never_fused,
-    stay_if_still,
+    keep_if_zero,
+    scale_invariant,
+    without_fma,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
-from manifoldmuon.manifolds._polar_factors import is_farther, nearest_orthonormal
+from manifoldmuon.manifolds._polar_factors import exceeds_distance, nearest_orthonormal
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import (
     ClosedForm,
@@ -85,7 +85,7 @@ class _Orthonormal(ScaledMatrices):
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         unit = self._at(point)
-        part = at_any_scale(lambda v: self._tangent_part(unit, v), tall(vector), 2)
+        part = scale_invariant(lambda v: self._tangent_part(unit, v), tall(vector), 2)
         return match_orientation(part, vector)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
@@ -95,7 +95,7 @@ class _Orthonormal(ScaledMatrices):
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
         moved = self.retraction.retract(unit, step)
-        return stay_if_still(point, vector, _like(moved, point, scale), 2)
+        return keep_if_zero(point, vector, _like(moved, point, scale), 2)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a uniform (Haar-distributed) point."""
@@ -134,9 +134,9 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return product(unit, polish(product(unit.mT, unit)))
 
-    def _answered(self, answer: Steepest, unit: Tall, grad: Matrices) -> Steepest:
+    def _match_gradient(self, answer: Steepest, unit: Tall, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation and scale."""
-        off, absurd = is_farther(unit, 0.005, 0.25)
+        off, absurd = exceeds_distance(unit, 0.005, 0.25)
         direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, answer.direction)
         # The solvers' bounds assume a point on the set.
         answer = answer._replace(direction=direction, gap=jnp.where(off, 1, answer.gap))
@@ -205,13 +205,13 @@ class Stiefel(_Orthonormal):
             direction, gap, residual = euclidean_direction(
                 tall(grad), lambda vector: self._tangent_part(unit, vector), 2
             )
-            return self._answered(Steepest(direction, dual, residual, gap), unit, grad)
+            return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
         dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
         unit = match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             answer = self.solver.solve(_SPECTRAL, unit, grad, dual)
-        return self._answered(answer, tall(unit), grad)
+        return self._match_gradient(answer, tall(unit), grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Grassmann(_Orthonormal):
         direction, gap, residual = projected_direction(
             tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
         )
-        return self._answered(Steepest(direction, dual, residual, gap), unit, grad)
+        return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
 
 
 def _without(normal: Tall, vector: Tall) -> Tall:
@@ -284,7 +284,7 @@ def _without(normal: Tall, vector: Tall) -> Tall:
     remainder.
     """
     column = 1 == normal.shape[-1] < normal.shape[-2]
-    return vector - (never_fused(normal) if column else normal)
+    return vector - (without_fma(normal) if column else normal)
 
 
 def _like(result: Tall, example: Matrices, scale: float) -> Matrices:

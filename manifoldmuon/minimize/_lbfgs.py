@@ -18,15 +18,15 @@ from manifoldmuon.minimize._problem import (
     Progress,
     Reason,
     Stop,
+    cost_noise,
     length,
-    rounding,
 )
 
 _MOST_TRIALS = 30
 _SUFFICIENT = 1e-4  # share of the predicted decrease (Nocedal and Wright 2006, section 3.1)
 
 
-class _State(NamedTuple):
+class _LineSearchState(NamedTuple):
     """A point, a line through it, and the next step length to try.
 
     Attributes:
@@ -113,7 +113,7 @@ class LBFGS(Method):
     ) -> tuple[Array, Progress]:
         zero, number = jnp.zeros_like(start), jnp.zeros((), start.dtype)
         # The start is the first trial, a step of zero: always accepted.
-        state = _State(
+        state = _LineSearchState(
             point=start,
             progress=progress,
             gradient=zero,
@@ -127,13 +127,13 @@ class LBFGS(Method):
             memory=self._scale().init(start),
         )
 
-        def turn(state: _State) -> _State:
+        def turn(state: _LineSearchState) -> _LineSearchState:
             return self._turn(problem, stop, state)
 
         state = jax.lax.while_loop(lambda state: state.progress.reason == RUNNING, turn, state)
         return state.point, state.progress
 
-    def _turn(self, problem: Problem, stop: Stop, state: _State) -> _State:
+    def _turn(self, problem: Problem, stop: Stop, state: _LineSearchState) -> _LineSearchState:
         step = state.trial * state.direction
         point = problem.retract(state.point, step)
         value, euclidean = jax.value_and_grad(problem.cost)(point)
@@ -150,14 +150,14 @@ class LBFGS(Method):
         finite = jnp.isfinite(value) & jnp.isfinite(slope)
         promised = progress.value + _SUFFICIENT * state.trial * state.slope
         # Where rounding hides the decrease, the slope has to show it.
-        level = value <= progress.value + rounding(jnp.maximum(progress.largest, jnp.abs(value)))
+        level = value <= progress.value + cost_noise(jnp.maximum(progress.largest, jnp.abs(value)))
         level &= slope <= (2 * _SUFFICIENT - 1) * state.slope
         shorter = finite & ((value <= promised) | level)
         not_steep = slope >= self.curvature * state.slope
         flat = not_steep & (slope <= -self.curvature * state.slope)
         accepted = first | (shorter & (flat | (state.trials > _MOST_TRIALS // 3)))
 
-        def accept() -> _State:
+        def accept() -> _LineSearchState:
             direction, memory = self._direction(
                 state.memory, gradient, before, step, jnp.split(moved[3:], 2)
             )
@@ -176,7 +176,7 @@ class LBFGS(Method):
             new.report(stop, ~first | (new.steps == 0))
             broken = first & ~(jnp.isfinite(value) & jnp.isfinite(norm))
             reason = jnp.where(broken, jnp.int32(Reason.NOT_FINITE), new.reason)
-            return _State(
+            return _LineSearchState(
                 point,
                 new._replace(reason=reason),
                 gradient,
@@ -190,7 +190,7 @@ class LBFGS(Method):
                 memory,
             )
 
-        def reject() -> _State:
+        def reject() -> _LineSearchState:
             short = shorter & ~not_steep
             low = jnp.where(short, state.trial, state.low)
             high = jnp.where(short, state.high, state.trial)

@@ -188,10 +188,10 @@ def _refuse(result: Result, entries: Any, x0: Any) -> None:
 
 @functools.cache
 def _compiled(**options: Any) -> Callable[..., tuple[Result, Progress]]:
-    return jax.jit(_solve, static_argnums=(0, 1, 2, 3), compiler_options=options)
+    return jax.jit(_run_method, static_argnums=(0, 1, 2, 3), compiler_options=options)
 
 
-def _solve(
+def _run_method(
     f: Callable[..., Any],
     manifolds: Any,
     method: Method,
@@ -218,11 +218,11 @@ def _solve(
 
     @jax.custom_jvp
     def run(start: Array, data: Any, progress: Progress) -> tuple[Result, Progress]:
-        off = _distance(geometry, unravel(start)) > OFF
+        off = _largest_distance(geometry, unravel(start)) > OFF
         reason = jnp.where(off, jnp.int32(Reason.OFF_SET), progress.reason)
         point, last = method.run(problem(data), start, stop, progress._replace(reason=reason))
         # A retraction may keep or amplify a point's distance from its set.
-        left = _distance(geometry, unravel(point)) > OFF
+        left = _largest_distance(geometry, unravel(point)) > OFF
         last = last._replace(reason=jnp.where(left, jnp.int32(Reason.OFF_SET), last.reason))
         value, norm = (x / last.scale for x in (last.value, last.norm))
         return Result(point, value, norm, last.steps, last.evaluations, last.reason), last
@@ -303,12 +303,12 @@ OFF = 1e-5
 """Largest distance of a point from its manifold."""
 
 
-def _distance(geometry: Any, tree: Any) -> Array:
+def _largest_distance(geometry: Any, tree: Any) -> Array:
     """Return the largest distance of a leaf from its manifold."""
 
     @jax.custom_batching.custom_vmap
     def one(tree: Any) -> Array:
-        _, found = map_leaves(_measure, geometry, tree, tree, name="minimize")
+        _, found = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
         return jnp.max(jnp.stack([largest(x) for x in found.values()]))
 
     @one.def_vmap
@@ -319,5 +319,5 @@ def _distance(geometry: Any, tree: Any) -> Array:
     return one(tree)
 
 
-def _measure(manifold: Manifold, point: Array, _: Array) -> tuple[None, Array]:
+def _leaf_distance(manifold: Manifold, point: Array, _: Array) -> tuple[None, Array]:
     return None, manifold.distance(point)

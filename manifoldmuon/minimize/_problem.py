@@ -270,7 +270,7 @@ def length(vector: Array) -> Array:
     return times_power_of_two(jnp.sqrt(jnp.vdot(scaled, scaled)), exponent)
 
 
-def rounding(largest: Array) -> Array:
+def cost_noise(largest: Array) -> Array:
     """Return a bound on a cost's rounding, from the largest magnitude of the cost so far."""
     return 1000 * jnp.finfo(largest.dtype).eps * largest
 

@@ -18,12 +18,12 @@ from manifoldmuon.minimize._problem import (
     Progress,
     Reason,
     Stop,
+    cost_noise,
     length,
-    rounding,
 )
 
 
-class _State(NamedTuple):
+class _TrustRegionState(NamedTuple):
     """A point and its trust region.
 
     Attributes:
@@ -89,9 +89,9 @@ class TrustRegion(Method):
     ) -> tuple[Array, Progress]:
         largest = self.radius * jnp.sqrt(jnp.asarray(start.size, start.dtype))
         first = jnp.full((), -1, jnp.int32)
-        state = _State(start, progress, largest / 8, first)
+        state = _TrustRegionState(start, progress, largest / 8, first)
 
-        def turn(state: _State) -> _State:
+        def turn(state: _TrustRegionState) -> _TrustRegionState:
             gradient, hessian, value = self.model(problem, state.point)
             # Project again: a normal part left by rounding may be large compared with a small
             # gradient, and conjugate gradients would not reduce it.
@@ -117,7 +117,7 @@ class TrustRegion(Method):
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
             # If both are rounding, trust the model (Conn, Gould and Toint 2000, 17.4.2).
             after = problem.cost(point) * progress.scale
-            noise = rounding(progress.largest)
+            noise = cost_noise(progress.largest)
             ratio = (value - after + noise) / (gain + noise)
             good = jnp.isfinite(after) & (ratio > 0.1) & (found == RUNNING)
             at_edge = length(step) > 0.99 * state.radius
@@ -125,7 +125,7 @@ class TrustRegion(Method):
             radius = jnp.where(ratio >= 0.25, radius, length(step) / 4)
             failures = jnp.where(good, 0, jnp.maximum(state.failures, 0) + 1)
             lost = (found == RUNNING) & (failures > 30)
-            return _State(
+            return _TrustRegionState(
                 jnp.where(good, point, state.point),
                 progress._replace(
                     # A step that the region cut short says nothing about convergence.

@@ -221,7 +221,7 @@ class Module(Printed, abc.ABC):
         Atoms show their share of the total mass and their budget in the whole, as a range from the
         first copy of a stack to the last if these differ.
         """
-        return tree(_HEADER, _node(self, self.weights(), self.mass))
+        return tree(_HEADER, _module_row(self, self.weights(), self.mass))
 
     def __matmul__(self, other: Any) -> "Module":
         return _either(lambda: compose(as_module(other), self), other)
@@ -263,14 +263,14 @@ class Module(Printed, abc.ABC):
         return Stack(self, int(copies)) if copies else Identity()
 
 
-def _node(module: Module, plan: Any, whole: float) -> Node:
+def _module_row(module: Module, plan: Any, whole: float) -> Node:
     """Return the printed row of a module and its compiled weights, and those of its parts."""
     sharpness = "({:.3g}, {:.3g}, {:.3g})".format(*module.sharpness)
     row = (module.describe(), f"{module.mass:.4g}", f"{module.sensitivity:.4g}", sharpness)
     if not module.parts:
         return (*row, *_learning(module, jax.tree.leaves(plan), whole)), []
     pairs = zip(module.parts, (plan,) if module.wraps else plan, strict=True)
-    return (*row, "", ""), [_node(part, inner, whole) for part, inner in pairs]
+    return (*row, "", ""), [_module_row(part, inner, whole) for part, inner in pairs]
 
 
 def _learning(module: Module, leaves: list[WeightSpec], whole: float) -> tuple[str, str]:
@@ -514,10 +514,10 @@ class Add(Bond):
     """
 
     def forward(self, x: tuple[Any, ...]) -> Any:
-        return jax.tree.map(_sum, *x)
+        return jax.tree.map(_add_terms, *x)
 
 
-def _sum(*terms: Any) -> Any:
+def _add_terms(*terms: Any) -> Any:
     if len({jnp.shape(term) for term in terms}) > 1:
         shapes = " and ".join(str(jnp.shape(term)) for term in terms)
         raise ValueError(f"Add takes terms of one shape; got {shapes}: broadcast them first")

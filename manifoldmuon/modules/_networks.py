@@ -58,10 +58,10 @@ def residual(residue: Module, blocks: int) -> Module:
       1.0
     """
     check_number("residual(blocks)", blocks, within="[1, inf)", whole=True)
-    return _mix(residue, 1 / blocks) ** blocks
+    return _residual(residue, 1 / blocks) ** blocks
 
 
-def _mix(residue: Module, part: float) -> Module:
+def _residual(residue: Module, part: float) -> Module:
     return (1 - part) * Identity() + part * residue
 
 
@@ -188,7 +188,7 @@ def gpt(
     nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
     feed_forward = Linear(width, 4 * width) @ nonlinear @ Linear(4 * width, width) @ norm
     part = 1 / (2 * blocks)
-    body = ((_mix(feed_forward, part) @ _mix(attend, part)) ** blocks).tare(absolute=mass)
+    body = ((_residual(feed_forward, part) @ _residual(attend, part)) ** blocks).tare(absolute=mass)
     embedding = Embed(width, vocabulary)
     if context is not None:
         positions = Embed(width, context) @ Positions()

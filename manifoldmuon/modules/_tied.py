@@ -62,7 +62,7 @@ class Tied(Module):
                 raise ValueError(f"there is no atom's weight at {place} in\n{self.module}")
         shared_weight(f"tied at {self.places}", specs)
         params = jax.eval_shape(lambda: self.module.init(jax.random.key(0)))
-        shapes = [_find(params, place).shape for place in self._paths]
+        shapes = [_subtree(params, place).shape for place in self._paths]
         if len({*shapes}) > 1:
             raise ValueError(f"tied weights must agree in shape; got {shapes}")
 
@@ -101,7 +101,7 @@ class Tied(Module):
     def untied(self, params: Any) -> Any:
         """Return the parameters of the untied module: the shared weight at every index."""
         first, *others = self._paths
-        shared = _find(params, first)
+        shared = _subtree(params, first)
         return functools.reduce(lambda tree, p: _put(tree, p, shared), others, params)
 
     def plan(self, budget: np.ndarray) -> Any:
@@ -117,7 +117,7 @@ class Tied(Module):
 
     def _specs(self, plan: Any) -> list[Any]:
         """Return the `WeightSpec` at each index; another value if no atom is there."""
-        return [_find(plan, place) for place in self._paths]
+        return [_subtree(plan, place) for place in self._paths]
 
     def _thin(self, tree: Any) -> Any:
         return functools.reduce(lambda t, place: _put(t, place, ()), self._paths[1:], tree)
@@ -151,7 +151,7 @@ def _mean_budget(specs: list[WeightSpec]) -> np.ndarray:
     return np.where(effect > 0, mass / np.where(effect > 0, effect, 1), 0)
 
 
-def _find(tree: Any, place: Place) -> Any:
+def _subtree(tree: Any, place: Place) -> Any:
     for index in place:
         if not isinstance(tree, tuple) or not 0 <= index < len(tree):
             return None

@@ -21,9 +21,9 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.norms._norm import Norm
@@ -58,7 +58,7 @@ class Frobenius(Norm):
         return self._length(grad, self._scale(grad))
 
     def dualize(self, grad: Floats) -> Floats:
-        return (self._scale(grad) * normalize(grad, self.ndim)).astype(grad.dtype)
+        return (self._scale(grad) * to_unit_norm(grad, self.ndim)).astype(grad.dtype)
 
     def project(self, weight: Floats) -> Floats:
         # XLA multiplies by the inverse of a divisor, which is denormal, and flushed, above 8.5e37.
@@ -163,7 +163,7 @@ class MaxRowNorm(Norm):
 
     def dualize(self, grad: Matrices) -> Matrices:
         lengths, _ = _row_lengths(grad)
-        unit = self._scale(grad) * normalize(grad, 1)
+        unit = self._scale(grad) * to_unit_norm(grad, 1)
         return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
 
     def project(self, weight: Matrices) -> Matrices:

@@ -111,7 +111,7 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         leaves, values = matched.leaves(points), matched.values
         entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in matched.real}
         plan = plan_updates("agd", matched.fill(points, entries), updates, points)
-        units, sizes = execute("agd", plan, _split, (points, updates))
+        units, sizes = execute("agd", plan, _dualize, (points, updates))
         moved = [weight for weight in plan.weights if weight.path in sizes]
         depth = max(sum(_layers(w, leaves[w.index]) for w in moved), 1)
         summary = sum(map(jnp.sum, sizes.values()), jnp.zeros(())) / depth
@@ -162,35 +162,35 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
     leaves, entries = matched.leaves(params), {}
     for i in matched.real:
         layout, shape = matched.values[i], jnp.shape(leaves[i])
-        entry = LaidOut(Stiefel(_size(layout, shape)), layout)
+        entry = LaidOut(Stiefel(_fan_ratio(layout, shape)), layout)
         entries[i] = entry.stacked(len(shape) - entry.ndim)
     return init_tree(matched.fill(params, entries), key, params)
 
 
-def _size(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
+def _fan_ratio(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
     """Return the rule `sqrt(d_out / (d_in * taps))`: the size of each matrix of a layer."""
-    return FanRatio(1 / math.sqrt(max(math.prod(_taps(layout, shape)), 1)))
+    return FanRatio(1 / math.sqrt(max(math.prod(_tap_sizes(layout, shape)), 1)))
 
 
 def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
-    """Return flat space with a norm that is 1 at the Frobenius norm `_size`."""
-    return LaidOut(Euclidean(Frobenius(2, _size(layout, shape))), layout)
+    """Return flat space with a norm that is 1 at the Frobenius norm `_fan_ratio`."""
+    return LaidOut(Euclidean(Frobenius(2, _fan_ratio(layout, shape))), layout)
 
 
 def _layers(weight: Weight, leaf: Any) -> int:
     """Return how many layers an array holds, without taps."""
     layout = weight.entry.layout  # type: ignore
     copies = weight.copies(leaf)
-    return math.prod(copies[: len(copies) - len(_taps(layout, jnp.shape(leaf)))])
+    return math.prod(copies[: len(copies) - len(_tap_sizes(layout, jnp.shape(leaf)))])
 
 
-def _taps(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _tap_sizes(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
     axes = (layout.taps,) if isinstance(layout.taps, int) else layout.taps
     return tuple(shape[axis] for axis in axes)
 
 
-def _split(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return unit directions times `_size`, and gradient norms times `_size`, per matrix."""
+def _dualize(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return unit directions and gradient norms per matrix, each times `_fan_ratio`."""
     wide = upcast(grad)
     return manifold.norm.dualize(wide), manifold.norm.dual_norm(wide)
 

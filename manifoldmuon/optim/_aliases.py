@@ -30,8 +30,8 @@ from manifoldmuon.optim._hybrid import hybrid
 from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
-from manifoldmuon.optim._plan import plan, plan_updates
-from manifoldmuon.optim.rules import Found, Given, direction, on_sphere, over_norm, then, unit
+from manifoldmuon.optim._plan import make_plan, plan_updates
+from manifoldmuon.optim.rules import Given, Result, direction, on_sphere, over_norm, unit
 
 _checked = checked(rest=optional(one_of(optax.GradientTransformation)))
 
@@ -42,8 +42,8 @@ def decay_transformations(
     """Return weight decay for unconstrained leaves; an empty list for None."""
 
     def mask(tree: Any) -> Any:
-        found = plan(geometry, tree)
-        return found.fill(tree, {w.index: not w.manifold.constrained for w in found.weights})
+        plan = make_plan(geometry, tree)
+        return plan.fill(tree, {w.index: not w.manifold.constrained for w in plan.weights})
 
     return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
@@ -196,10 +196,10 @@ def muon(
     )
 
     def init_fn(params: Any) -> Any:
-        weights = plan(geometry, params, rest=rest is not None).weights
-        if found := [weight.path for weight in weights if weight.manifold.constrained]:
+        weights = make_plan(geometry, params, rest=rest is not None).weights
+        if constrained := [weight.path for weight in weights if weight.manifold.constrained]:
             raise ValueError(
-                f"muon is for flat space, but {found} lie on constrained manifolds; use"
+                f"muon is for flat space, but {constrained} lie on constrained manifolds; use"
                 " manifold_muon, or Euclidean with a norm."
             )
         return descent.init(params)
@@ -266,15 +266,18 @@ def muonh(
     unchanged = steepest._replace(update=lambda updates, state, params=None: (updates, state))
     base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
 
-    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
-        if not on_sphere(manifold):
-            return direction(manifold, point, update, {"dual": ()})
-        steepest, _ = direction(Euclidean(norm), point, update, {"dual": ()})
-        return over_norm(steepest, manifold.ndim), {}
+    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+        own = Euclidean(norm) if on_sphere(manifold) else manifold
+        return direction(own, point, update, {"dual": ()})[0], {}
 
-    # A direction that is not zero has norm 1 or more, and needs no scaling.
-    move = msign if _is_one(radial) else then(msign, functools.partial(unit, radial=radial))
-    ball = norm_keeping("muonh", base, move, learning_rate, geometry, radius, budgets, stack=True)
+    def unit_direction(
+        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
+    ) -> Result:
+        # A direction that is not zero has norm 1 or more, and needs no scaling.
+        return (over_norm(upcast(update), manifold.ndim) if on_sphere(manifold) else update), {}
+
+    second = unit_direction if _is_one(radial) else functools.partial(unit, radial=radial)
+    ball = norm_keeping("muonh", base, msign, second, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 
@@ -323,7 +326,7 @@ def adamh(
 
     def unit_of_adam(
         manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
-    ) -> Found:
+    ) -> Result:
         if not on_sphere(manifold):
             return update, {}
         largest = jnp.max(
@@ -334,7 +337,7 @@ def adamh(
     base = optax.scale_by_adam(b1, b2, eps)
     # Unlike gradients, Adam's updates have no denormal numbers worth the compile time of `unit`.
     move = unit_of_adam if _is_one(radial) else functools.partial(unit, radial=radial)
-    ball = norm_keeping("adamh", base, move, learning_rate, geometry, radius, budgets)
+    ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 

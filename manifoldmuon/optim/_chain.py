@@ -17,7 +17,7 @@ from manifoldmuon._internal.trees.transformations import Terminal, Transformatio
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
 from manifoldmuon.optim._monitor import monitor_distance
-from manifoldmuon.optim._plan import plan
+from manifoldmuon.optim._plan import make_plan
 from manifoldmuon.optim._trees import init_tree
 
 
@@ -104,16 +104,16 @@ def check_chain(
     """
     # Shapes only: the arrays may be on a mesh.
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x)), params)
-    found = plan(geometry, shapes, rest=True)
-    refuse_keys(found, shapes)
+    plan = make_plan(geometry, shapes, rest=True)
+    refuse_keys(plan, shapes)
 
     jit = functools.partial(jax.jit, compiler_options=compiler_options(shapes, steps))
 
     @jit
     def draw():
-        leaves = found.leaves(shapes)
-        ones = {i: jnp.ones(leaves[i].shape, leaves[i].dtype) for i in found.rest}
-        points = init_tree(geometry, jax.random.key(0), found.fill(shapes, ones))
+        leaves = plan.leaves(shapes)
+        ones = {i: jnp.ones(leaves[i].shape, leaves[i].dtype) for i in plan.rest}
+        points = init_tree(geometry, jax.random.key(0), plan.fill(shapes, ones))
         return points, tx.init(points)
 
     update = optax.with_extra_args_support(tx).update
@@ -134,12 +134,12 @@ def check_chain(
         grads = jax.tree.map(lambda x: np.asarray(rng.standard_normal(x.shape), x.dtype), shapes)
         moving, state = step(grads, moving, state)
         total = jax.tree.map(np.add, total, grads)
-    before, leaves = found.leaves(start), found.leaves(moving)
-    if all(np.array_equal(before[i], leaves[i]) for i in found.real):
+    before, leaves = plan.leaves(start), plan.leaves(moving)
+    if all(np.array_equal(before[i], leaves[i]) for i in plan.real):
         raise ValueError(f"check_chain saw no parameter move in {steps} steps: nothing to check.")
     left = {}
     distances = jax.device_get(jit(lambda params: monitor_distance(geometry, params))(moving))
-    for weight in found.weights:
+    for weight in plan.weights:
         path, leaf = weight.path, weight.of(leaves[weight.index])
         allowed = 16 * float(jnp.finfo(leaf.dtype).eps) * max((*leaf.shape, 1)) ** 0.5
         allowed = allowed if tolerance is None else tolerance

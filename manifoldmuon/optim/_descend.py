@@ -26,7 +26,7 @@ from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._links import ScaleBySteepestState, init_steepest
-from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._start import refuse_far
 from manifoldmuon.optim._transformation import (
     budgets_by_weight,
@@ -35,7 +35,7 @@ from manifoldmuon.optim._transformation import (
     merge,
     visit,
 )
-from manifoldmuon.optim.rules import Found, Given, budget, direction, retraction, then
+from manifoldmuon.optim.rules import Given, Result, budget, direction, retraction, then
 
 
 class DescendState(NamedTuple):
@@ -84,34 +84,34 @@ def descend(
     scheduled = callable(learning_rate) or callable(weight_decay)
 
     def init_fn(params: Any) -> DescendState:
-        found = plan(geometry, params)
+        plan = make_plan(geometry, params)
         shares = find_budgets(budgets, params).values
-        _warn_of_long_steps(learning_rate, found, shares)
+        _warn_of_long_steps(learning_rate, plan, shares)
         refuse_far(geometry, params)
         warn_of_unset_mesh(params, stacklevel=4)
         start = functools.partial(init_steepest, track_gap)
         count = jnp.zeros((), jnp.int32) if scheduled else ()
-        return DescendState(count, init_state(ScaleBySteepestState, start, found, params))
+        return DescendState(count, init_state(ScaleBySteepestState, start, plan, params))
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
         count, before = state
         rate, decay = (_at(count, value) for value in (learning_rate, weight_decay))
-        found = plan_updates("descend", geometry, updates, params)
+        plan = plan_updates("descend", geometry, updates, params)
         shares = find_budgets(budgets, params).values
-        signed = budgets_by_weight(found, params, shares, -rate, constrained)
-        given = {p: x | signed.get(p, {}) for p, x in by_weight(found, before).items()}
-        updates, results = visit("descend", found, _step, updates, params, given, divide=True)
-        leaves, points = found.leaves(updates), found.leaves(params)
+        signed = budgets_by_weight(plan, params, shares, -rate, constrained)
+        given = {p: x | signed.get(p, {}) for p, x in by_weight(plan, before).items()}
+        updates, results = visit("descend", plan, _step, updates, params, given, divide=True)
+        leaves, points = plan.leaves(updates), plan.leaves(params)
         # Here, and not in the visit, the compiler fuses it with `apply_updates`.
-        free = {w.index: shares[w.index] for w in found.weights if not w.manifold.constrained}
+        free = {w.index: shares[w.index] for w in plan.weights if not w.manifold.constrained}
         for i, share in free.items():
             if not (is_hole(leaves[i]) or is_hole(points[i])):
                 step = rate * share * upcast(jnp.asarray(leaves[i]))
                 if decay is not None:
                     step += rate * decay * upcast(jnp.asarray(points[i]))
                 leaves[i] = -step.astype(leaves[i].dtype)
-        updates = jax.tree.unflatten(found.treedef, leaves)
+        updates = jax.tree.unflatten(plan.treedef, leaves)
         count = optax.safe_increment(count) if scheduled else ()
         return updates, DescendState(count, merge(before, results))
 
@@ -123,7 +123,7 @@ def descend(
     return gradient_transformation(update_fn, init_fn, placeholder, Terminal)
 
 
-def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Return the step of a constrained weight, and the direction of an unconstrained weight."""
     if not manifold.constrained:
         return direction(manifold, point, update, given, rounded=True)

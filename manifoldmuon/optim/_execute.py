@@ -17,7 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
-from manifoldmuon._internal.meshes.shards import Division, Stack, solve_sharded
+from manifoldmuon._internal.meshes.shards import Batch, Division, solve_sharded
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Geometry
@@ -113,7 +113,7 @@ def execute(
       given: `carried` of `map_leaves`.
     """
     flat = [plan.leaves(tree) for tree in trees]
-    found: list[Any] = [None] * len(plan.weights)
+    updates: list[Any] = [None] * len(plan.weights)
     leaves, unknown = {}, []
     for i, weight in enumerate(plan.weights):
         arrays = [leaves[weight.index] for leaves in flat]
@@ -121,9 +121,9 @@ def execute(
             continue
         arrays = [weight.of(jnp.asarray(x)) for x in arrays]
         if not arrays[0].size:
-            found[i] = arrays[0]  # no numbers, and its sharding
+            updates[i] = arrays[0]  # no numbers, and its sharding
         elif select is not None and not select(weight.manifold):
-            found[i] = arrays[1].astype(arrays[0].dtype)
+            updates[i] = arrays[1].astype(arrays[0].dtype)
         elif given is not None and weight.path not in given:
             unknown.append(weight.path)
         else:
@@ -141,13 +141,13 @@ def execute(
     for mesh, groups in meshes.items():
         stacks = [[leaves[i] for i in group] for group in groups]
         if mesh is None:
-            solved = [_solve(function, leaves) for leaves in stacks]
+            solved = [_solve_group(function, leaves) for leaves in stacks]
         else:
             solved = _solve_on_mesh(function, stacks, mesh, divide)
         for group, pairs in zip(groups, solved, strict=True):
             for i, (update, result) in zip(group, pairs, strict=True):
-                found[i], results[plan.weights[i].path] = update, result
-    return plan.join(found, trees[1], trees[0]), results
+                updates[i], results[plan.weights[i].path] = update, result
+    return plan.join(updates, trees[1], trees[0]), results
 
 
 def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
@@ -160,7 +160,7 @@ def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
     return list(kinds.values())
 
 
-def _solve(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
+def _solve_group(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
     """Return update and second result of each leaf of a group."""
     return _scatter(function(group[0].weight.manifold, *_gather(group)), group)
 
@@ -294,34 +294,34 @@ def _solve_on_mesh(
     def inside(given):
         mesh = working_mesh(jax.tree.leaves(given)[0]) if divide else None
         owned = [mesh is not None and manifold.ndim > 1 for manifold in manifolds]
-        own, stacks, answers = [], [], []
+        own, stacks, results = [], [], []
         for i, (group, arrays) in enumerate(zip(groups, given, strict=True)):
             pairs = zip(group, arrays, strict=True)
             own.append([leaf._replace(arrays=a, given=g) for leaf, (a, g) in pairs])
             if owned[i]:
                 stack = _gather(own[i], stack=True)
                 ndim = stack[0].ndim - manifolds[i].ndim
-                stacks.append(Stack(solvers[i], ndim, stack, divisions[i]))
-        found = iter(solve_sharded(mesh, stacks) if stacks else ())
+                stacks.append(Batch(solvers[i], ndim, stack, divisions[i]))
+        solved = iter(solve_sharded(mesh, stacks) if stacks else ())
         for i, group in enumerate(own):
-            answer = next(found) if owned[i] else solvers[i](*_gather(group))
-            answers.append(_scatter(answer, group, stack=owned[i]))
-        return [[[pair[k] for pair in answer] for answer in answers] for k in range(2)]
+            pairs = next(solved) if owned[i] else solvers[i](*_gather(group))
+            results.append(_scatter(pairs, group, stack=owned[i]))
+        return [[[pair[k] for pair in pairs] for pairs in results] for k in range(2)]
 
     given = [[(leaf.arrays, leaf.given) for leaf in group] for group in groups]
     if explicit_mesh(groups[0][0].arrays[0]) is None:
         points = [[arrays[0] for arrays, _ in group] for group in given]
         if divide:  # the owners' sharding must not spread to momentum and new parameters
             given = [[(_sharded_alike(*x), own) for x, own in group] for group in given]
-        found = inside(given)
+        results = inside(given)
         if divide:
-            found[0] = shard_alike(found[0], points)
+            results[0] = shard_alike(results[0], points)
     else:
         shardings = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
         outside: Any = [shardings, NamedSharding(mesh, PartitionSpec())]
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
-        found = automatic(given)
-    return [list(zip(*pair, strict=True)) for pair in zip(*found, strict=True)]
+        results = automatic(given)
+    return [list(zip(*pair, strict=True)) for pair in zip(*results, strict=True)]
 
 
 def _sharded_alike(point: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:

@@ -81,7 +81,7 @@ def match_geometry(geometry: Geometry, params: Any) -> Matched:
 
 def warn_of_copies(matched: Matched, params: Any) -> None:
     """Warn of leading axes that a geometry takes for copies and does not declare."""
-    leaves, found = matched.leaves(params), []
+    leaves, stacks = matched.leaves(params), []
     for i in matched.real:
         entry, shape = matched.values[i], jnp.shape(leaves[i])
         if entry is None or entry.ndim < 2:
@@ -89,15 +89,15 @@ def warn_of_copies(matched: Matched, params: Any) -> None:
         before = len(shape) - entry.ndim
         if (copies := math.prod(shape[:before])) > 1:
             point = " x ".join(map(str, shape[before:]))
-            found.append(f"{matched.paths[i]!r} {shape} as {copies} of {point}")
-    if found:
-        _warn_once(tuple(found))
+            stacks.append(f"{matched.paths[i]!r} {shape} as {copies} of {point}")
+    if stacks:
+        _warn_once(tuple(stacks))
 
 
 @functools.lru_cache(maxsize=512)
-def _warn_once(found: tuple[str, ...]) -> None:
+def _warn_once(stacks: tuple[str, ...]) -> None:
     """Warn once in a process: the transformations of a chain find the same copies."""
-    texts = [*found[:_SHOWN], *([f"{len(found) - _SHOWN} more"] if len(found) > _SHOWN else [])]
+    texts = [*stacks[:_SHOWN], *([f"{len(stacks) - _SHOWN} more"] if len(stacks) > _SHOWN else [])]
     warnings.warn(
         f"the geometry takes leading axes for independent copies: {', '.join(texts)}."
         " If they are copies, such as scanned layers or experts, declare them: manifold.stacked()."
@@ -107,7 +107,7 @@ def _warn_once(found: tuple[str, ...]) -> None:
     )
 
 
-def check_geometry(name: str, geometry: Any) -> None:
+def check_geometry_argument(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, checked without parameters."""
     if is_function(geometry):
         return

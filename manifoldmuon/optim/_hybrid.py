@@ -16,7 +16,7 @@ from manifoldmuon._internal.trees.transformations import (
 )
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
-from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 
 
 @checked(rest=one_of(optax.GradientTransformation))
@@ -63,13 +63,13 @@ def hybrid(
 
     def init_fn(params: Any) -> Any:
         check_descends("rest", rest)
-        found = plan(geometry, params, rest=True)
-        refuse_keys(found, params)
-        return split(found, params).init(params)
+        plan = make_plan(geometry, params, rest=True)
+        refuse_keys(plan, params)
+        return split(plan, params).init(params)
 
     def update_fn(updates, state, params=None, **extra_args):
-        found = plan_updates("hybrid", geometry, updates, params, rest=True)
-        return split(found, params).update(updates, state, params, **extra_args)
+        plan = plan_updates("hybrid", geometry, updates, params, rest=True)
+        return split(plan, params).update(updates, state, params, **extra_args)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
     return gradient_transformation(update_fn, init_fn, optax.partition(parts, {}).init, kind)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
+from manifoldmuon._internal.meshes.mesh import is_on_mesh
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -85,26 +87,29 @@ def hyperball(
       [4.0, 4.0]
     """
     move = functools.partial(unit, radial=radial)
-    return norm_keeping("hyperball", base, move, learning_rate, geometry, radius, budgets)
+    return norm_keeping("hyperball", base, None, move, learning_rate, geometry, radius, budgets)
 
 
 def norm_keeping(
     name: str,
     base: optax.GradientTransformation,
-    move: Rule,
+    first: Rule | None,
+    second: Rule,
     learning_rate: optax.ScalarOrSchedule,
     geometry: Geometry,
     radius: Radius,
     budgets: Budgets | None,
-    stack: bool = False,
 ) -> Transformation:
-    """Return a base and, in one visit, the rules `move`, `budget` and `keep_norm`.
+    """Return a base and, in one visit, the rules `first`, `second`, `budget` and `keep_norm`.
+
+    `first` needs whole matrices, or is None. On a mesh only updates move to the devices that apply
+    it; the other rules, entry by entry, follow in a visit of their own, where the weights are.
 
     The state is that of the chain of the base, unit updates, `scale_by_budget` (with budgets),
     `optax.scale_by_learning_rate` and `keep_norms`.
     """
     base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
-    rule = then(move, budget, keep_norm)
+    last = then(second, budget, keep_norm)
     empty = [optax.EmptyState()] * (1 if budgets is None else 2)
 
     def init_fn(params: Any) -> Any:
@@ -115,19 +120,25 @@ def norm_keeping(
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before the base optimizer, which would broadcast a wrong shape.
-        found = plan_updates(name, geometry, updates, params)
+        plan = plan_updates(name, geometry, updates, params)
         before, *_, rates, radii = state
         updates, before = base.update(updates, before, params, **extra_args)
         factor, rates = rate.update(jnp.ones(()), rates)
         shares = find_budgets(1.0 if budgets is None else budgets, params).values
-        given = budgets_by_weight(found, params, shares, factor)
-        known = by_weight(found, radii)
+        given = budgets_by_weight(plan, params, shares, factor)
+        known = by_weight(plan, radii)
         given = {
             weight.path: given[weight.path] | known.get(weight.path, {})
-            for weight in found.weights
+            for weight in plan.weights
             if weight.path in known or not on_sphere(weight.manifold)
         }
-        updates, _ = visit(name, found, rule, updates, params, given, divide=stack, stack=stack)
+        rule, stack = last, first is not None
+        if first is not None and any(is_on_mesh(x) for x in jax.tree.leaves(params)):
+            updates, _ = visit(name, plan, first, updates, params, divide=True)
+            stack = False
+        elif first is not None:
+            rule = then(first, last)
+        updates, _ = visit(name, plan, rule, updates, params, given, stack=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:

@@ -14,9 +14,9 @@ from manifoldmuon._internal.arguments import check_arguments
 from manifoldmuon._internal.first_values import check_values, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
@@ -30,7 +30,7 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._transformation import by_weight, visit
 from manifoldmuon.optim.rules import keep_norm, on_sphere
 
@@ -98,11 +98,11 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
 
     def update_fn(updates, state, params=None, **extra_args):
         del extra_args
-        found = plan_updates("keep_norms", geometry, updates, params)
-        given = by_weight(found, state)
+        plan = plan_updates("keep_norms", geometry, updates, params)
+        given = by_weight(plan, state)
         # Not stacked: the compiler fuses a few entrywise operations with their neighbours.
         options: Any = {"select": on_sphere, "stack": False}
-        return visit("keep_norms", found, keep_norm, updates, params, given, **options)[0], state
+        return visit("keep_norms", plan, keep_norm, updates, params, given, **options)[0], state
 
     # One scalar per dictionary keyed by path; see `gradient_transformation`.
     empty = KeepNormsState(jnp.zeros(()))  # type: ignore
@@ -133,20 +133,20 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
     plan = _plan_spheres(geometry, params)
     leaves = plan.leaves(tree)
     trees = [plan.fill(x, dict.fromkeys(plan.rest)) for x in (tree, params)]
-    found, _ = map_leaves(
+    matched, _ = map_leaves(
         _match, geometry, *trees, name="match_norms", select=on_sphere, stack=False
     )
-    return plan.fill(found, {i: leaves[i] for i in plan.rest})
+    return plan.fill(matched, {i: leaves[i] for i in plan.rest})
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
-    size = expand_trailing(_measure(manifold, point, other)[1], manifold.ndim)
-    return (size * normalize(other, manifold.ndim)).astype(point.dtype)
+    size = expand_trailing(_norm_of(manifold, point, other)[1], manifold.ndim)
+    return (size * to_unit_norm(other, manifold.ndim)).astype(point.dtype)
 
 
 def distance_from_radius(manifold: Manifold, point: jax.Array, radius: jax.Array) -> jax.Array:
     """Return `| ||W|| / R - 1 |` of each point."""
-    return jnp.abs(_measure(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
+    return jnp.abs(_norm_of(manifold, point, point)[1] / radius - 1).astype(jnp.float32)
 
 
 def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsState:
@@ -158,14 +158,14 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     abstract = any(isinstance(leaves[i], jax.ShapeDtypeStruct) for i in plan.real)
 
     def measure(tree: Any) -> dict[str, jax.Array]:
-        return map_leaves(_measure, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
+        return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    found = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    norms = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
     for weight in plan.weights:
         path, leaf = weight.path, leaves[weight.index]
-        if path not in found:
+        if path not in norms:
             continue
-        value, norm = given[weight.index], found[path]
+        value, norm = given[weight.index], norms[path]
         if value is not None:
             size = scale_of(value, weight.shape(leaf)[-weight.manifold.ndim :])
             norm = jnp.full(norm.shape, size, norm.dtype)
@@ -176,8 +176,8 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
             norm = jnp.where(unfit, jnp.nan, norm)
             if isinstance(norm, Tracer):
                 traced[path] = jnp.any(unfit)
-        elif (unfit := ((norms := np.asarray(norm)) == 0) | ~np.isfinite(norms)).any():
-            norm = jnp.asarray(np.where(unfit, np.nan, norms))
+        elif (unfit := ((numbers := np.asarray(norm)) == 0) | ~np.isfinite(numbers)).any():
+            norm = jnp.asarray(np.where(unfit, np.nan, numbers))
             wrong.append(path)
         radii[path] = replicated_like(norm, leaf)
     if values_are_checked():
@@ -197,21 +197,21 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
         )
 
 
-def _measure(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
+def _norm_of(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
     scaled, exponent = scale_to_unit_exponent(point, manifold.ndim)
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
 
 
 def _plan_spheres(geometry: Geometry, params: Any) -> Plan:
     """Return the plan; raise for constrained manifolds other than spheres."""
-    found = plan(geometry, params, rest=True)
-    for weight in found.weights:
+    plan = make_plan(geometry, params, rest=True)
+    for weight in plan.weights:
         if weight.manifold.constrained and not on_sphere(weight.manifold):
             raise ValueError(
                 f"keep_norms: the geometry of {weight.path!r} is {weight.manifold}; a weight of"
                 " fixed norm lies on a Hypersphere, such as Hypersphere(ndim=2) for matrices."
             )
-    return found
+    return plan
 
 
 def _check_radius(path: str, radius: Any, leaf: jax.ShapeDtypeStruct) -> None:

@@ -10,7 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from manifoldmuon._internal.trees.paths import is_hole
-from manifoldmuon._internal.trees.transformations import Terminal, difference, require
+from manifoldmuon._internal.trees.transformations import Terminal, difference, require_arguments
 from manifoldmuon.optim._arguments import checked
 
 
@@ -66,7 +66,7 @@ def with_master_copies(
         return MasterCopiesState(copies, inner.init(copies))
 
     def update_fn(updates, state, params=None, **extra_args):
-        require("with_master_copies", params=params)
+        require_arguments("with_master_copies", params=params)
         grads = jax.tree.map(lambda x: _cast(x, dtype), updates)
         steps, inner_state = inner.update(grads, state.inner, state.copies, **extra_args)
 

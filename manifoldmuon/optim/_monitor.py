@@ -15,7 +15,7 @@ from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._keep_norms import KeepNormsState, distance_from_radius
 from manifoldmuon.optim._links import ScaleBySteepestState
 from manifoldmuon.optim._master_copies import MasterCopiesState
-from manifoldmuon.optim._plan import Plan, plan
+from manifoldmuon.optim._plan import Plan, make_plan
 from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import on_sphere
 
@@ -56,14 +56,14 @@ def find_in(state: Any, kind: type, field: str) -> dict[str, jax.Array] | None:
       ValueError: two states have the same parameter.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
-    found = [getattr(node, field) for node in nodes if isinstance(node, kind)]
+    reports = [getattr(node, field) for node in nodes if isinstance(node, kind)]
     report: dict[str, jax.Array] = {}
-    for part in found:
+    for part in reports:
         if twice := report.keys() & part.keys():
             raise ValueError(f"two {kind.__name__} report on {sorted(twice)}; ask each state.")
         # Flax boxes every array of an optimizer's state.
         report.update({path: jax.tree.leaves(boxed)[0] for path, boxed in part.items()})
-    return report if found else None
+    return report if reports else None
 
 
 def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict[str, jax.Array]:
@@ -95,12 +95,12 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
       0.0
     """
     params, zero = _with_master_copies(state, params), jnp.zeros((), jnp.float32)
-    found = plan(geometry, params, rest=True)
-    own = found.fill(params, dict.fromkeys(found.rest))
-    paths = [weight.path for weight in found.weights]
-    radii = dict.fromkeys(paths, ()) | _find_radii(state, found, params)
+    plan = make_plan(geometry, params, rest=True)
+    own = plan.fill(params, dict.fromkeys(plan.rest))
+    paths = [weight.path for weight in plan.weights]
+    radii = dict.fromkeys(paths, ()) | _find_radii(state, plan, params)
     _, sizes = map_leaves(
-        _measure, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
+        _drift, geometry, own, own, name="monitor_distance", select=constrained, carried=radii
     )
     return {path: largest(sizes.get(path, zero)) for path in paths}
 
@@ -171,18 +171,18 @@ def monitor_scalars(
         report["distance"] = monitor_distance(geometry, params, state)
     return {
         f"{kind}/{path}": largest(numbers)
-        for kind, found in report.items()
-        for path, numbers in found.items()
+        for kind, by_path in report.items()
+        for path, numbers in by_path.items()
     }
 
 
-def _measure(
+def _drift(
     manifold: Manifold, point: jax.Array, _: jax.Array, radius: Any
 ) -> tuple[None, jax.Array]:
     if isinstance(radius, tuple):  # the state has no radius
-        return None, compiled(_distance, point)(manifold, point)
+        return None, compiled(_distance_float32, point)(manifold, point)
     return None, distance_from_radius(manifold, point, radius)
 
 
-def _distance(manifold: Manifold, point: jax.Array) -> jax.Array:
+def _distance_float32(manifold: Manifold, point: jax.Array) -> jax.Array:
     return manifold.distance(upcast(point)).astype(jnp.float32)

@@ -24,7 +24,7 @@ from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import Weight, plan, plan_updates
+from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
 from manifoldmuon.optim.rules import tangent_part
 
 _ORDINARY = 80  # squared norms between 2**-80 and 2**80 are far from under- and overflow
@@ -94,18 +94,18 @@ def normalize(
 
     def init_fn(params: Any) -> NormalizeState:
         check_ascends("normalize", base)
-        found = plan(geometry, params)
+        plan = make_plan(geometry, params)
         shares.init(params)
-        return NormalizeState(base.init(params), found.by_path(_init_vectors, params))
+        return NormalizeState(base.init(params), plan.by_path(_init_vectors, params))
 
     def update_fn(updates, state, params=None, **extra_args):
-        found = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
+        plan = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        measure = functools.partial(_measure, iterations)
+        measure = functools.partial(_tangent_norm, iterations)
         trees = params, updates
-        tangents, sizes = execute("normalize", found, measure, trees, given=state.vectors)
+        tangents, sizes = execute("normalize", plan, measure, trees, given=state.vectors)
         lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)
-        units, _ = execute("normalize", found, _divide, trees, given=lengths, stack=False)
+        units, _ = execute("normalize", plan, _divide, trees, given=lengths, stack=False)
         scaled, _ = shares.update(units, optax.EmptyState())
         vectors = {path: after for path, (_, after) in sizes.items()}
         return scaled, NormalizeState(base_state, state.vectors | vectors)
@@ -121,7 +121,7 @@ def _init_vectors(weight: Weight, leaf: Any) -> Any:
     return weight.manifold.norm.init_vectors(weight.shape(leaf))
 
 
-def _measure(
+def _tangent_norm(
     iterations: PowerIterations,
     manifold: Manifold,
     point: jax.Array,

@@ -101,10 +101,10 @@ def optax_muon(
             nesterov=nesterov,
         ),
     }
-    both = optax.partition(parts, lambda params: _labels(dims, params))
+    both = optax.partition(parts, lambda params: _optimizer_labels(dims, params))
 
     def init_fn(params):
-        labels = jax.tree.leaves(_labels(dims, params))
+        labels = jax.tree.leaves(_optimizer_labels(dims, params))
         pairs, _ = jax.tree_util.tree_flatten_with_path(params)
         for label, (path, leaf) in zip(labels, pairs, strict=True):
             if label == "muon" and jnp.iscomplexobj(leaf):
@@ -162,11 +162,11 @@ def _scale_by_muon(
             moment = trees.tree_bias_correction(mu, beta, count)
         moment = moment if params is None else shard_alike(moment, params)
         geometry = _geometry(dims, moment)
-        found, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
+        updates, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
         if adaptive:
-            found, _ = map_leaves(times_dual_norm, geometry, found, moment, stack=False)
+            updates, _ = map_leaves(times_dual_norm, geometry, updates, moment, stack=False)
         mu = trees.tree_cast(mu, mu_dtype)
-        return found, state._replace(count=count, mu=mu)
+        return updates, state._replace(count=count, mu=mu)
 
     return optax.GradientTransformation(state_of.init, update_fn)
 
@@ -185,28 +185,28 @@ def _scale_by_shape(dims: Any, consistent_rms: Any) -> optax.GradientTransformat
     return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
 
 
-def _spread(dims: Any, params: Any) -> Any:
+def _leaf_dims(dims: Any, params: Any) -> Any:
     """Return a list of dimension numbers, or None, for all parameters."""
     if dims is None:
         return [_Dims() if jnp.ndim(x) == 2 else None for x in jax.tree.leaves(params)]
-    given, found = dims(params) if is_function(dims) else dims, []
+    given, per_leaf = dims(params) if is_function(dims) else dims, []
     jax.tree.map(
-        lambda d, x: found.extend([d] * len(jax.tree.leaves(x))), given, params, is_leaf=_is_dims
+        lambda d, x: per_leaf.extend([d] * len(jax.tree.leaves(x))), given, params, is_leaf=_is_dims
     )
-    return found
+    return per_leaf
 
 
 def _is_dims(node: Any) -> bool:
     return node is None or isinstance(node, _Dims)
 
 
-def _labels(dims: Any, params: Any) -> Any:
-    names = ["adam" if d is None else "muon" for d in _spread(dims, params)]
+def _optimizer_labels(dims: Any, params: Any) -> Any:
+    names = ["adam" if d is None else "muon" for d in _leaf_dims(dims, params)]
     return jax.tree.unflatten(jax.tree.structure(params), names)
 
 
 def _geometry(dims: Any, tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
-    pairs = zip(_spread(dims, tree), leaves, strict=True)
+    pairs = zip(_leaf_dims(dims, tree), leaves, strict=True)
     entries = [LaidOut(_MATRIX, Layout.from_muon(d, ndim=x.ndim)) for d, x in pairs]
     return jax.tree.unflatten(treedef, entries)

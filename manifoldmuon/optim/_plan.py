@@ -79,7 +79,7 @@ class Plan(Matched):
     rest: tuple[int, ...]
     weights: tuple[Weight, ...]
 
-    def join(self, found: list[Any], tree: Any, like: Any) -> Any:
+    def join(self, arrays: list[Any], tree: Any, like: Any) -> Any:
         """Return a tree with new leaves.
 
         Args:
@@ -88,7 +88,7 @@ class Plan(Matched):
           like: parameters; joined blocks get their shardings.
         """
         leaves, blocks = self.leaves(tree), {}
-        for weight, x in zip(self.weights, found, strict=True):
+        for weight, x in zip(self.weights, arrays, strict=True):
             if weight.block is not None:
                 blocks.setdefault(weight.index, []).append((x, weight))
             elif x is not None:
@@ -110,7 +110,7 @@ class Plan(Matched):
         return {path: replicated_like(x, leaf) for path, (x, leaf) in made.items() if x is not None}
 
 
-def plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = True) -> Plan:
+def make_plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = True) -> Plan:
     """Return the plan of a tree of parameters; cached by structure, shapes and dtypes.
 
     Args:
@@ -126,18 +126,18 @@ def plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = Tr
     matched = match_geometry(geometry, params)
     if warn:
         warn_of_copies(matched, params)
-    found = _plan(matched)
-    if found.rest and not rest:
+    plan = _plan_weights(matched)
+    if plan.rest and not rest:
         raise ValueError(
-            f"the geometry leaves {[found.paths[i] for i in found.rest]} to another optimizer"
+            f"the geometry leaves {[plan.paths[i] for i in plan.rest]} to another optimizer"
             " (None): give it, as in manifold_muon(0.02, geometry, rest=optax.adamw(3e-4)), or wrap"
             " a chain of your own in optim.hybrid(tx, geometry, optax.adamw(3e-4))."
         )
-    return found
+    return plan
 
 
 @functools.lru_cache(maxsize=512)
-def _plan(matched: Matched) -> Plan:
+def _plan_weights(matched: Matched) -> Plan:
     real = tuple([i for i in matched.real if matched.values[i] is not None])
     rest = tuple([i for i in matched.real if matched.values[i] is None])
     weights = []
@@ -160,15 +160,15 @@ def plan_updates(
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
-    found = plan(geometry, params, rest=rest, warn=False)
-    if (structure := jax.tree.structure(updates, is_leaf=is_hole)) != found.treedef:
-        raise ValueError(f"{name}: {_difference(found, updates, structure)}")
-    pairs = zip(found.paths, found.leaves(params), found.leaves(updates), strict=True)
+    plan = make_plan(geometry, params, rest=rest, warn=False)
+    if (structure := jax.tree.structure(updates, is_leaf=is_hole)) != plan.treedef:
+        raise ValueError(f"{name}: {_difference(plan, updates, structure)}")
+    pairs = zip(plan.paths, plan.leaves(params), plan.leaves(updates), strict=True)
     for i, (path, param, update) in enumerate(pairs):
         if is_hole(param) or isinstance(update, optax.MaskedNode):
             continue
         if update is None:
-            if i in found.rest:
+            if i in plan.rest:
                 continue
             raise TypeError(
                 f"{name}: the update of {path!r} is None; give zeros, or make the entry of the"
@@ -180,19 +180,19 @@ def plan_updates(
                 f" {jnp.shape(param)}."
             )
         dtype = jnp.result_type(update)
-        if not jnp.issubdtype(dtype, jnp.floating) and i not in found.rest:
+        if not jnp.issubdtype(dtype, jnp.floating) and i not in plan.rest:
             raise TypeError(
                 f"{name}: the update of {path!r} has dtype {dtype}; give the gradient of a real"
                 f" floating point parameter{if_complex(dtype)}."
             )
-    return found
+    return plan
 
 
-def _difference(found: Plan, updates: Any, structure: Any) -> str:
+def _difference(plan: Plan, updates: Any, structure: Any) -> str:
     pairs, _ = flatten_with_path(updates, is_leaf=is_hole)
     names = [path_string(path) for path, _ in pairs]
-    missing = [path for path in found.paths if path not in names]
-    extra = [path for path in names if path not in found.paths]
+    missing = [path for path in plan.paths if path not in names]
+    extra = [path for path in names if path not in plan.paths]
     if missing or extra:
         return (
             "updates and parameters are different trees: parameters without an update"
@@ -200,5 +200,5 @@ def _difference(found: Plan, updates: Any, structure: Any) -> str:
         )
     return (
         f"updates and parameters are trees of different containers: {structure} against"
-        f" {found.treedef}."
+        f" {plan.treedef}."
     )

@@ -50,7 +50,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry
-from manifoldmuon.optim._plan import Weight, plan, plan_updates
+from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
 from manifoldmuon.optim._trees import nearest_points
 
 Start = tuple[str, Entry, Any]
@@ -112,28 +112,28 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
             return StartOnState(jnp.zeros((), jnp.int32), inner.init(points))
 
     def update_fn(updates, state, params=None, **extra_args):
-        found = plan_updates("start_on", geometry, updates, params, rest=True)
-        leaves = found.leaves(params)
-        moving = {weight.index for weight in found.weights if weight.manifold.constrained}
+        plan = plan_updates("start_on", geometry, updates, params, rest=True)
+        leaves = plan.leaves(params)
+        moving = {weight.index for weight in plan.weights if weight.manifold.constrained}
         before = {i: jnp.asarray(leaves[i]) for i in moving}
 
         def nearest(points: dict[int, jax.Array]) -> dict[int, jax.Array]:
-            projected = found.leaves(nearest_points(geometry, found.fill(params, points)))
+            projected = plan.leaves(nearest_points(geometry, plan.fill(params, points)))
             return {i: projected[i] for i in moving}
 
         short = any(jnp.finfo(x.dtype).bits < 32 for x in before.values())
         is_new = state.count < (2 if short else 1)
         points = _cond(is_new, nearest, before)
         updates, inner_state = inner.update(
-            updates, state.inner, found.fill(params, points), **extra_args
+            updates, state.inner, plan.fill(params, points), **extra_args
         )
-        steps = found.leaves(updates)
+        steps = plan.leaves(updates)
         moved = {
             i: jnp.where(is_new, difference(point + steps[i], before[i]), steps[i])
             for i, point in points.items()
         }
         count = jnp.minimum(state.count + 1, 2)
-        return found.fill(updates, moved), StartOnState(count, inner_state)
+        return plan.fill(updates, moved), StartOnState(count, inner_state)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
     return gradient_transformation(
@@ -184,13 +184,13 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
     """
     if not values_are_checked():
         return
-    found = plan(geometry, params)
-    leaves, inside_jit = found.leaves(params), is_traced()
+    plan = make_plan(geometry, params)
+    leaves, inside_jit = plan.leaves(params), is_traced()
     kinds: dict[Any, list[Start]] = {}  # compile once for all arrays on the same devices
     distances: dict[str, float] = {}
     traced: list[Start] = []
     known: list[Start] = []
-    for weight in found.weights:
+    for weight in plan.weights:
         leaf = leaves[weight.index]
         if isinstance(leaf, jax.ShapeDtypeStruct) or not (
             weight.manifold.constrained and jnp.size(leaf)
@@ -265,8 +265,8 @@ def _compiled_distances(**options: Any) -> Any:
     """Return a compiled function: the largest distance of each array from its manifold."""
 
     def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
-        _, found = map_leaves(_measure, list(entries), arrays, arrays)
-        return [largest(found[str(i)]) for i in range(len(arrays))]
+        _, distances = map_leaves(_start_distance, list(entries), arrays, arrays)
+        return [largest(distances[str(i)]) for i in range(len(arrays))]
 
     return jax.jit(measure, static_argnums=0, compiler_options=options)
 
@@ -276,7 +276,7 @@ def _is_small(weight: Weight, leaf: Any) -> bool:
     return by_row or min(weight.shape(leaf)[-2:]) <= _LARGEST_SIDE
 
 
-def _measure(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
+def _start_distance(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
     if isinstance(manifold, EmbeddingRows):
         length = point.shape[-1]
         entry = scale_of(manifold.scale, (length,)) / math.sqrt(length)
@@ -292,7 +292,7 @@ def _estimate(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.A
     """
     edges = _edges(manifold)
     if edges is None:
-        return _measure(manifold, point, None)
+        return _start_distance(manifold, point, None)
     middle, low, high = edges
     unit = tall(upcast(point) / scale_of(manifold.scale, point.shape[-2:]))  # type: ignore
     gram = product(unit.mT, unit)

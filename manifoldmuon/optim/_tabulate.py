@@ -16,7 +16,7 @@ from manifoldmuon.manifolds import Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import plan
+from manifoldmuon.optim._plan import make_plan
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,13 +107,13 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       >>> table.rows[0].copies, table.rows[0].fan_in
       (5, 3)
     """
-    found = plan(geometry, params, rest=True)
-    own = found.fill(params, dict.fromkeys(found.rest, optax.MaskedNode()))  # as `hybrid` does
-    leaves, shares = found.leaves(params), find_budgets(budgets, own).values
+    plan = make_plan(geometry, params, rest=True)
+    own = plan.fill(params, dict.fromkeys(plan.rest, optax.MaskedNode()))  # as `hybrid` does
+    leaves, shares = plan.leaves(params), find_budgets(budgets, own).values
     rows = {
-        i: [TableRow(found.paths[i], tuple(jnp.shape(leaves[i])), *[None] * 6)] for i in found.rest
+        i: [TableRow(plan.paths[i], tuple(jnp.shape(leaves[i])), *[None] * 6)] for i in plan.rest
     }
-    for weight in found.weights:
+    for weight in plan.weights:
         i, manifold, leaf = weight.index, weight.manifold, leaves[weight.index]
         point: Any = weight.shape(leaf)[len(weight.copies(leaf)) :]
         fan_in = fan_out = None
@@ -123,7 +123,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
             *taps, fan_out, last = point
             fan_in = last * math.prod(taps)
         fans = math.prod(weight.copies(leaf)), fan_in, fan_out, manifold
-        layout = getattr(found.values[i], "layout", None)
+        layout = getattr(plan.values[i], "layout", None)
         shape = tuple(jnp.shape(weight.of(leaf)))
         row = TableRow(weight.path, shape, *fans, weight.of(shares[i]), layout)
         rows.setdefault(i, []).append(row)

@@ -20,7 +20,7 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import Plan, plan, plan_updates
+from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim.rules import Rule
 
 
@@ -66,18 +66,18 @@ def transformation(
     options: Any = {"select": select, "divide": divide, "stack": stack}
 
     def init_fn(params: Any) -> Any:
-        found = plan(geometry, params)
+        plan = make_plan(geometry, params)
         if check is not None:
             check(geometry, params)
-        return optax.EmptyState() if state is None else init_state(state, init, found, params)
+        return optax.EmptyState() if state is None else init_state(state, init, plan, params)
 
     def update_fn(updates, before, params=None, **extra_args):
         del extra_args
-        found = plan_updates(name, geometry, updates, params)
-        given = None if state is None else by_weight(found, before)
+        plan = plan_updates(name, geometry, updates, params)
+        given = None if state is None else by_weight(plan, before)
         if numbers:
-            given = given_numbers(found, params, given, numbers)
-        updates, results = visit(name, found, rule, updates, params, given, **options)
+            given = given_numbers(plan, params, given, numbers)
+        updates, results = visit(name, plan, rule, updates, params, given, **options)
         return updates, before if state is None else merge(before, results)
 
     # A scalar per dictionary; see `gradient_transformation`.
@@ -98,8 +98,8 @@ def visit(
     """Apply a rule to every weight of a plan; return updates, and what was found by path."""
 
     def function(manifold: Manifold, point: jax.Array, update: jax.Array, *own: Any) -> Any:
-        update, found = rule(manifold, point, update, own[0] if own else {})
-        return update.astype(point.dtype), found
+        update, results = rule(manifold, point, update, own[0] if own else {})
+        return update.astype(point.dtype), results
 
     return execute(name, plan, function, (params, updates), given=given, **options)
 
@@ -125,11 +125,11 @@ def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:
     return given
 
 
-def merge(state: Any, found: dict[str, Any]) -> Any:
+def merge(state: Any, results: dict[str, Any]) -> Any:
     """Return the next state; weights without an update keep their values."""
     after = {}
     for field, old in state._asdict().items():
-        new = {p: x[field] for p, x in found.items() if field in x and p in old}
+        new = {p: x[field] for p, x in results.items() if field in x and p in old}
         after[field] = old | {p: shard_alike(x, old[p]) for p, x in new.items()}
     return state._replace(**after)
 
@@ -158,14 +158,14 @@ def budgets_by_weight(
 
     A weight without a share is left out.
     """
-    leaves, found = plan.leaves(params), {}
+    leaves, given = plan.leaves(params), {}
     for weight in plan.weights:
         leaf, share = leaves[weight.index], weight.of(shares[weight.index])
         if share is None or not select(weight.manifold):
             continue
         if jnp.ndim(share):
             block = jnp.broadcast_to(rate * share, jnp.shape(weight.of(leaf)))
-            found[weight.path] = {"budget": weight.inward(block)}
+            given[weight.path] = {"budget": weight.inward(block)}
         else:
-            found[weight.path] = {"budget": jnp.full(weight.copies(leaf), rate * share)}
-    return found
+            given[weight.path] = {"budget": jnp.full(weight.copies(leaf), rate * share)}
+    return given

@@ -21,7 +21,7 @@ from manifoldmuon._internal.meshes.mesh import placed_like
 from manifoldmuon.manifolds import Hypersphere, LaidOut, Manifold
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry, constrained
-from manifoldmuon.optim._plan import Plan, plan
+from manifoldmuon.optim._plan import Plan, make_plan
 
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
@@ -46,24 +46,24 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
 
     projected = nearest_points(geometry, params)
     if not is_traced(params):
-        _warn_of_new_norms(plan(geometry, params, rest=True), params, projected)
+        _warn_of_new_norms(make_plan(geometry, params, rest=True), params, projected)
     return projected
 
 
 def nearest_points(geometry: Geometry, params: Any) -> Any:
     """Return `project_tree`, without its warning."""
-    found = plan(geometry, params, rest=True)
+    plan = make_plan(geometry, params, rest=True)
     if is_traced(params):
-        own = found.fill(params, dict.fromkeys(found.rest))
+        own = plan.fill(params, dict.fromkeys(plan.rest))
         projected, _ = map_leaves(_project, geometry, own, own, select=constrained)
-        return found.fill(params, {i: found.leaves(projected)[i] for i in found.real})
-    leaves, points = found.leaves(params), []
-    for weight in found.weights:
+        return plan.fill(params, {i: plan.leaves(projected)[i] for i in plan.real})
+    leaves, points = plan.leaves(params), []
+    for weight in plan.weights:
         leaf = weight.of(leaves[weight.index])
         if weight.manifold.constrained:
             leaf = placed_like(compiled(_project_leaf, leaf)(weight.entry, leaf), leaf)
         points.append(leaf)
-    return found.join(points, params, params)
+    return plan.join(points, params, params)
 
 
 def _warn_of_new_norms(plan: Plan, before: Any, after: Any) -> None:
@@ -117,16 +117,16 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
             "init_tree(geometry, key, params): the key must be a random key of JAX, such as"
             f" jax.random.key(0); got {shown(key)}"
         )
-    found = plan(geometry, params, rest=True)
-    leaves = found.leaves(params)
-    empty = [found.paths[i] for i in found.rest if isinstance(leaves[i], jax.ShapeDtypeStruct)]
+    plan = make_plan(geometry, params, rest=True)
+    leaves = plan.leaves(params)
+    empty = [plan.paths[i] for i in plan.rest if isinstance(leaves[i], jax.ShapeDtypeStruct)]
     if empty:
         raise ValueError(
             f"init_tree: the geometry says nothing of {empty} (None), so that they must be arrays:"
             " give the parameters that the framework has initialised."
         )
-    points = [_random_like(w.entry, key, w.path, w.of(leaves[w.index])) for w in found.weights]
-    return found.join(points, params, params)
+    points = [_random_like(w.entry, key, w.path, w.of(leaves[w.index])) for w in plan.weights]
+    return plan.join(points, params, params)
 
 
 def _random_like(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:

@@ -1,8 +1,8 @@
 """Rules: what one step does with a stack of points, composed by `then`.
 
-A rule is a pure function `rule(manifold, point, update, given) -> (update, found)` without trees:
-leading axes are independent points, `given` holds what is known of them by name, and `found` what
-the next rules and the state get. Updates are float32 or wider between rules, whatever the dtype of
+A rule is a pure function `rule(manifold, point, update, given) -> (update, results)` without trees:
+leading axes are independent points, `given` holds known values by name, and `results` the values
+for the next rules and the state. Updates are float32 or wider between rules, whatever the dtype of
 the parameters.
 """
 
@@ -22,23 +22,23 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import (
-    normalize,
     scale_to_unit_exponent,
     times_power_of_two,
+    to_unit_norm,
 )
-from manifoldmuon._internal.matrices.rounding import never_fused, noise_share, stay_if_still
+from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
 from manifoldmuon._internal.trees.transformations import difference
 from manifoldmuon.manifolds import Hypersphere, Manifold
 
 __all__ = ["budget", "direction", "keep_norm", "retraction", "tangent", "then", "unit"]
 
 Given = Mapping[str, Any]
-Found = tuple[jax.Array, dict[str, Any]]
-Rule = Callable[[Manifold, jax.Array, jax.Array, Given], Found]
+Result = tuple[jax.Array, dict[str, Any]]
+Rule = Callable[[Manifold, jax.Array, jax.Array, Given], Result]
 
 
 def then(*rules: Rule) -> Rule:
-    """Return the rule that applies rules in turn; each gets what the earlier ones found.
+    """Return the rule that applies rules in turn; each gets the results of the earlier ones.
 
     Examples:
       >>> def double(manifold, point, update, given):
@@ -47,12 +47,12 @@ def then(*rules: Rule) -> Rule:
       [4.0]
     """
 
-    def composed(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
-        found: dict[str, Any] = {}
+    def composed(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+        results: dict[str, Any] = {}
         for rule in rules:
-            update, new = rule(manifold, point, update, {**given, **found})
-            found |= new
-        return update, found
+            update, new = rule(manifold, point, update, {**given, **results})
+            results |= new
+        return update, results
 
     return composed
 
@@ -63,24 +63,24 @@ def on_sphere(manifold: Manifold) -> bool:
 
 def direction(
     manifold: Manifold, point: jax.Array, update: jax.Array, given: Given, rounded: bool = False
-) -> Found:
+) -> Result:
     """Replace a gradient by the steepest direction; a NaN does not enter the next warm start.
 
     The manifold gets the point in its own dtype, which decides how much of a gradient is rounding.
     With `rounded` the direction has that dtype, too, and the gap is of the rounded direction.
     """
     wide, dual = update.astype(upcast(point).dtype), given["dual"]
-    found = manifold.steepest(point, wide, dual)
+    result = manifold.steepest(point, wide, dual)
     if rounded:
-        found = found.rounded(point.dtype, wide, manifold.factor_ndim)
+        result = result.rounded(point.dtype, wide, manifold.factor_ndim)
     after = jax.tree.map(
-        lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), found.dual, dual
+        lambda new, old: jnp.where(jnp.isfinite(new), new, old).astype(old.dtype), result.dual, dual
     )
-    numbers = {name: getattr(found, name).astype(jnp.float32) for name in ("residual", "gap")}
-    return found.direction, {"dual": after, **numbers}
+    numbers = {name: getattr(result, name).astype(jnp.float32) for name in ("residual", "gap")}
+    return result.direction, {"dual": after, **numbers}
 
 
-def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Multiply by `given["budget"]`: a number per point, or per entry; negative to descend."""
     share = given["budget"]
     share = expand_trailing(share, manifold.ndim) if share.ndim < update.ndim else share
@@ -88,7 +88,7 @@ def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
     return share.astype(wide.dtype) * wide, {}
 
 
-def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Replace a tangent step by the step to the retracted point; add in flat space."""
     if not manifold.constrained:
         return update, {}
@@ -96,7 +96,7 @@ def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: G
     return difference(manifold.retract(start, update.astype(start.dtype)), point), {}
 
 
-def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Project onto the tangent space; a tangent part that is only rounding becomes zero."""
     if not manifold.constrained:
         return update, {}
@@ -125,7 +125,7 @@ def unit(
     update: jax.Array,
     given: Given,
     radial: Any = 1.0,
-) -> Found:
+) -> Result:
     """Divide an update on a sphere by its Frobenius norm.
 
     A share `1 - radial` of its component along the point is removed first.
@@ -134,19 +134,19 @@ def unit(
     if not on_sphere(manifold):
         return update, {}
     if isinstance(radial, int | float) and radial == 1:
-        return normalize(update, ndim), {}
+        return to_unit_norm(update, ndim), {}
     vector, _ = scale_to_unit_exponent(update, ndim)
-    along = normalize(point, ndim).astype(vector.dtype)
+    along = to_unit_norm(point, ndim).astype(vector.dtype)
     inner = expand_trailing(inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
-    part = vector - never_fused(removed * inner * along)
+    part = vector - without_fma(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
     noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
     rounded = frobenius_norm(part, ndim) <= noise
-    return normalize(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
+    return to_unit_norm(jnp.where(expand_trailing(rounded, ndim), 0, part), ndim), {}
 
 
-def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Found:
+def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Move a point on a sphere at its radius, by a step relative to the radius."""
     if not on_sphere(manifold):
         return update, {}
@@ -154,9 +154,9 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
     size = expand_trailing(given["radius"], ndim).astype(start.dtype)
     # Relative to the radius a weight has norm 1, so that squares neither over- nor underflow.
     moved = size * over_norm(start / size + update.astype(start.dtype), ndim)
-    return difference(stay_if_still(start, update, moved, ndim), point), {}
+    return difference(keep_if_zero(start, update, moved, ndim), point), {}
 
 
 def over_norm(x: jax.Array, ndim: int) -> jax.Array:
-    """Return `x / ||x||` for `x` of moderate size, in a third of `normalize`'s compile time."""
+    """Return `x / ||x||` for `x` of moderate size, in a third of `to_unit_norm`'s compile time."""
     return x / expand_trailing(nonzero_or_one(frobenius_norm(x, ndim)), ndim)

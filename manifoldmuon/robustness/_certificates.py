@@ -170,7 +170,7 @@ def certify(
                 f"certify({name}) must broadcast to an image {x.shape[1:]}; got {array.shape}"
             )
     check_number("certify(scale)", float(np.min(unit)), within=f"[{np.finfo(float).tiny:g}, inf)")
-    truth = None if labels is None else _labels(labels, len(x))
+    truth = None if labels is None else _check_labels(labels, len(x))
     seen = (x.astype(np.float32) - zero.astype(np.float32)) / unit.astype(np.float32)
     chunks = np.array_split(seen, range(batch, len(seen), batch))
     logits = np.concatenate([np.asarray(_logits(net, params, chunk)) for chunk in chunks])
@@ -180,7 +180,7 @@ def certify(
             f"the network must return logits (n, 2 classes or more); got {logits.shape}"
         )
     if model is not None:
-        _check_same(logits, model, chunks)
+        _check_same_logits(logits, model, chunks)
     found, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
     radii, predicted = _radii(logits, found.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
@@ -193,7 +193,7 @@ def _logits(net: Module, params: Any, images: Array) -> Array:
         return net.apply(params, images)
 
 
-def _check_same(
+def _check_same_logits(
     logits: np.ndarray, model: Callable[[Any], Any], chunks: Sequence[np.ndarray]
 ) -> None:
     try:
@@ -220,7 +220,7 @@ def _check_same(
         )
 
 
-def _labels(labels: ArrayLike, count: int) -> np.ndarray:
+def _check_labels(labels: ArrayLike, count: int) -> np.ndarray:
     found = np.asarray(labels)
     if found.shape != (count,) or not np.issubdtype(found.dtype, np.integer):
         raise ValueError(
@@ -253,7 +253,7 @@ def _distance(manifold: Manifold, point: Array) -> Array:
 
 def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBounds, np.ndarray]:
     """Return bounds up to the last linear layer, and distances between its rows, rounded up."""
-    body, weights, rows = _split(net, params)
+    body, weights, rows = _split_last_linear(net, params)
     found = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
     output = found.outputs
     if not isinstance(output, NormBound) or output.norm != L2():
@@ -271,7 +271,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
     return found, distances * (1 + _ROUNDING)
 
 
-def _split(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
+def _split_last_linear(net: Module, params: Any) -> tuple[Module, Any, np.ndarray | None]:
     """Split a network before its last linear layer; return body, weights and scaled matrix."""
     parts = net.parts if isinstance(net, Compose) else (net,)
     weights = params if isinstance(net, Compose) else (params,)

@@ -127,7 +127,7 @@ def export(
 
     def contents(radii: np.ndarray) -> dict[str, bytes]:
         claims = _claims(certified.predicted, labels, radii, at)
-        text = _text(certificate | {"claims": claims}).encode()
+        text = _format_json(certificate | {"claims": claims}).encode()
         files = {weights["file"]: weight_file, pictures["file"]: image_file}
         return files | {"certificate.json": text}
 
@@ -250,18 +250,18 @@ def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Entry, bytes]:
         name: {
             "dtype": header[name]["dtype"],
             "shape": list(array.shape),
-            "sha256": _digest(array.tobytes()),
+            "sha256": _sha256_of_bytes(array.tobytes()),
         }
         for name, array in arrays.items()
     }
-    return {"file": file, "sha256": _digest(data), "arrays": entries}, data
+    return {"file": file, "sha256": _sha256_of_bytes(data), "arrays": entries}, data
 
 
-def _digest(data: bytes) -> str:
+def _sha256_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _text(certificate: Entry) -> str:
+def _format_json(certificate: Entry) -> str:
     """Format as JSON with a line per entry."""
     lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in certificate.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -32,11 +32,11 @@ def normal(key: PRNGKeyArray, shape: tuple[int, ...], count: int) -> list[np.nda
     return [np.asarray(generator.normal(size=shape), np.float32) for _ in range(count)]
 
 
-def spoil(x: np.ndarray) -> np.ndarray:
+def with_nan(x: np.ndarray) -> np.ndarray:
     """Return a copy with a NaN in its first entry."""
-    spoilt = x.copy()
-    spoilt[(0,) * x.ndim] = np.nan
-    return spoilt
+    corrupted = x.copy()
+    corrupted[(0,) * x.ndim] = np.nan
+    return corrupted
 
 
 def inner_products(x, y, ndim: int) -> np.ndarray:

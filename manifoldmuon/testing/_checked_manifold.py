@@ -75,7 +75,7 @@ class CheckedManifold:
 
     def unit(self, vector: Values) -> np.ndarray:
         """Divide a vector by its norm, or several vectors by their largest norm."""
-        return np.asarray(vector / max(largest(self.norm(vector)), 1e-30))
+        return np.asarray(vector / max(max_size(self.norm(vector)), 1e-30))
 
     def agree(self, law: str, actual, expected, factor: float = 1.0) -> None:
         agree(law, actual, expected, factor * self.tolerance)
@@ -105,6 +105,6 @@ def ask_manifold(manifold: Manifold, point: Array, grad: Array, vector: Array) -
     )
 
 
-def largest(size: Values) -> Any:
+def max_size(size: Values) -> Any:
     """Return the largest size, where an array holds several points."""
     return np.max(size, initial=0)

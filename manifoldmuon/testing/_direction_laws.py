@@ -13,7 +13,13 @@ from jaxtyping import Array
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
 from manifoldmuon.testing._assertions import SCALES, at_most, same_tree_of_shapes, wide
-from manifoldmuon.testing._checked_manifold import Answers, CheckedManifold, Values, jitted, largest
+from manifoldmuon.testing._checked_manifold import (
+    Answers,
+    CheckedManifold,
+    Values,
+    jitted,
+    max_size,
+)
 
 NEARLY_NORMAL = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)  # shares that are not normal
 
@@ -24,14 +30,14 @@ def check_steepest(case: CheckedManifold) -> None:
     edge = case.project(3 * case.other)
     for point in (case.point, edge) if case.manifold.has_boundary else (case.point,):
         found = case.ask(point, case.grad, case.vector)
-        _check_gap(case, point, case.grad, found, compete(point, case.grad))
+        _check_gap_bound(case, point, case.grad, found, compete(point, case.grad))
     check_stays_near("direction", case, answers.direction)
     at_most("residual >= 0", 0, answers.residual)
     at_most("gap >= 0", 0, answers.gap)
     at_most(f"gap <= {case.gap}", answers.gap, case.gap)
 
 
-def check_scale(case: CheckedManifold) -> None:
+def check_scale_invariance(case: CheckedManifold) -> None:
     first = case.ask(case.point, case.grad, case.vector)
     for c in SCALES:
         scaled = case.ask(case.point, c * case.grad, case.vector)
@@ -69,7 +75,7 @@ def check_warm(case: CheckedManifold) -> None:
     at_most("norm(direction) <= 1, from another dual", size, 1 + case.overshoot)
     back = -case.project_tangent(case.point, -answer.direction)
     case.agree("direction is tangent, from another dual", back, answer.direction)
-    _check_gap(case, case.point, case.grad, answer)
+    _check_gap_bound(case, case.point, case.grad, answer)
 
 
 def check_stays_near(law: str, case: CheckedManifold, vector: Values) -> None:
@@ -92,7 +98,7 @@ def _check_direction(
     case.agree(f"direction is tangent{where}", back, direction)
     slack *= float(np.linalg.norm(wide(grad)) * np.linalg.norm(wide(direction)))
     at_most(f"direction ascends{where}", 0, case.inner(grad, direction), slack)
-    _check_gap(case, point, grad, answers)
+    _check_gap_bound(case, point, grad, answers)
     return answers
 
 
@@ -130,7 +136,7 @@ def _competitor(manifold: Manifold, point: Array, grad: Array, steps: int = 30) 
     return jax.lax.fori_loop(0, steps, step, (zero, zero, feasible(grad)))[2]
 
 
-def _check_gap(
+def _check_gap_bound(
     case: CheckedManifold, point: Values, grad: Values, answers: Answers | Steepest, *rivals: Values
 ) -> None:
     """Check that no feasible direction beats the bound implied by the gap."""
@@ -153,6 +159,6 @@ def _check_gap(
         # rounding alone, which a second projection removes.
         rival = case.unit(-case.project_tangent(point, -rival))
         again = -case.project_tangent(point, -rival)
-        if (size := largest(case.norm(again))) > 0.1:
+        if (size := max_size(case.norm(again))) > 0.1:
             best.append(case.inner(grad, again) / max(size, 1))
     at_most("the gap is a true bound", left * max(best), value, case.tolerance * length)

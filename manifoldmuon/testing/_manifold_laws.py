@@ -18,19 +18,19 @@ from manifoldmuon.testing._assertions import (
     normal,
     require,
     same_tree_of_shapes,
-    spoil,
     wide,
+    with_nan,
 )
 from manifoldmuon.testing._checked_manifold import (
     Answers,
     CheckedManifold,
     ask_manifold,
     jitted,
-    largest,
+    max_size,
 )
 from manifoldmuon.testing._direction_laws import (
     check_nearly_normal,
-    check_scale,
+    check_scale_invariance,
     check_stays_near,
     check_steepest,
     check_warm,
@@ -194,7 +194,7 @@ def _check_random_points(case: CheckedManifold) -> None:
         one_sided = np.all(drawn > 0, axis=0) | np.all(drawn < 0, axis=0)
         # A side with a 20th of the points is left out by chance once in 1e8.
         require(law, not np.any(one_sided & (np.minimum(*sides) >= 4)), "one sign alone")
-    if largest(case.distance(-others[0])) > 10 * case.on_set:
+    if max_size(case.distance(-others[0])) > 10 * case.on_set:
         return
     # The set is symmetric, so the mean of uniform points vanishes. Laurent and Massart 2000,
     # Lemma 1: a square of the mean above this bound has the probability exp(-16).
@@ -297,17 +297,17 @@ def _check_unconstrained(case: CheckedManifold) -> None:
 
 def _check_copies(case: CheckedManifold) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    spoilt, second = spoil(case.grad), case.project(case.other)
-    points = np.stack([*[case.point] * 3, second, case.point, spoil(case.point)])
+    corrupted, second = with_nan(case.grad), case.project(case.other)
+    points = np.stack([*[case.point] * 3, second, case.point, with_nan(case.point)])
     # Not parallel to the points: several directions could be steepest, and rounding would choose.
     grads = np.stack(
-        [case.grad, spoilt, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
+        [case.grad, corrupted, np.zeros_like(case.grad), 1e20 * case.vector, case.other, case.grad]
     )
     # A copy with a zero step, or already on the set, must not stop the others.
     still = np.zeros_like(case.vector)
     # Near the points: where the nearest point is hardly unique, rounding would choose it.
     near, other = case.point + case.unit(case.vector) / 2, second + case.unit(case.grad) / 2
-    vectors = [near, spoilt, still, other, case.point, case.vector]
+    vectors = [near, corrupted, still, other, case.point, case.vector]
     vectors = np.stack([vector.astype(case.point.dtype) for vector in vectors])
     stacked = case.ask(points, grads, vectors)
     pick = lambda tree, index: jax.tree.map(lambda x: x[index], tree)  # noqa: E731
@@ -369,9 +369,9 @@ def _check_short_dtype(case: CheckedManifold) -> None:
     rounded = case.ask(*(x.astype(np.float32) for x in short))
     for name in ("projected", "tangent", "direction", "moved"):
         exact = getattr(rounded, name)
-        largest = max(np.max(np.abs(exact)), 1e-30)
+        size = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
-        agree(law, wide(getattr(answers, name)) / largest, exact / largest, 2.0**-7)
+        agree(law, wide(getattr(answers, name)) / size, exact / size, 2.0**-7)
 
 
 LAWS = (
@@ -382,7 +382,7 @@ LAWS = (
     (3, _check_tangent_space),
     (3, _check_boundary),
     (4, check_steepest),
-    (4, check_scale),
+    (4, check_scale_invariance),
     (4, check_nearly_normal),
     (5, _check_zero),
     (6, _check_retraction),

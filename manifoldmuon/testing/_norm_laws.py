@@ -22,8 +22,8 @@ from manifoldmuon.testing._assertions import (
     normal,
     require,
     same_tree_of_shapes,
-    spoil,
     wide,
+    with_nan,
 )
 from manifoldmuon.testing._checked_manifold import Values, jitted
 
@@ -110,7 +110,7 @@ def _ask(norm: Norm, grad: Array, weight: Array) -> NormAnswers:
     )
 
 
-def _check_shapes(case: CheckedNorm) -> None:
+def _check_norm_shapes(case: CheckedNorm) -> None:
     norm, grad, answers = case.norm, case.grad, case.ask(case.grad, case.weight)
     axes = grad.shape[: grad.ndim - norm.ndim]
     for name in ("dual", "gap", "size", "bound", "estimate"):
@@ -159,7 +159,7 @@ def _check_dualize(case: CheckedNorm) -> None:
 
 def _check_shortest(case: CheckedNorm) -> None:
     """Check gradients without full rank, where many directions attain the dual norm."""
-    _, part = _blocks(case.grad, case.norm.ndim)
+    _, part = _diagonal_blocks(case.grad, case.norm.ndim)
     _check_attains(case, part, ", without full rank")
     found = case.ask(part, case.weight).dualize
     # Parts that the gradient does not determine follow the noise, and cancel in the mean.
@@ -170,9 +170,9 @@ def _check_shortest(case: CheckedNorm) -> None:
     at_most(law, length / shortest, 1.1)
 
 
-def _check_gap(case: CheckedNorm) -> None:
+def _check_norm_gap(case: CheckedNorm) -> None:
     """Check the gap, also of directions far from the steepest."""
-    both, part = _blocks(case.grad, case.norm.ndim)
+    both, part = _diagonal_blocks(case.grad, case.norm.ndim)
     gap = jitted(case.norm.gap)
     for grad in (case.grad, both):
         answers = case.ask(grad, case.weight)
@@ -193,7 +193,7 @@ def _check_gap(case: CheckedNorm) -> None:
         agree(f"gap(c g) == gap(g) at c = {c:g}", scaled, first, case.tolerance)
 
 
-def _check_zero(case: CheckedNorm) -> None:
+def _check_norm_zero(case: CheckedNorm) -> None:
     zero = np.zeros_like(case.grad)
     for name, answer in zip(NormAnswers._fields, case.ask(zero, zero), strict=True):
         require(f"{name} of zero is zero", bool(np.all(answer == 0)), str(answer))
@@ -225,7 +225,7 @@ def _check_projection(case: CheckedNorm) -> None:
     at_most("project(w) is the nearest weight of norm 1", 1, reached, tolerance)
 
 
-def _check_fast(case: CheckedNorm) -> None:
+def _check_norm_fast(case: CheckedNorm) -> None:
     if (norm := case.norm.for_training()) == case.norm:
         return
     answers, fast = case.ask(case.grad, case.weight), jitted(lambda g, w: _ask(norm, g, w))
@@ -245,11 +245,11 @@ def _check_fast(case: CheckedNorm) -> None:
     at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
 
 
-def _check_copies(case: CheckedNorm) -> None:
+def _check_norm_copies(case: CheckedNorm) -> None:
     """Check that a stack agrees with a loop, even if a copy is NaN or zero."""
-    ask, grad, weight, spoilt = case.ask, case.grad, case.weight, spoil(case.grad)
-    grads = np.stack([grad, spoilt, np.zeros_like(grad), 1e20 * case.other])
-    weights = np.stack([weight, spoilt, weight, case.other])
+    ask, grad, weight, corrupted = case.ask, case.grad, case.weight, with_nan(case.grad)
+    grads = np.stack([grad, corrupted, np.zeros_like(grad), 1e20 * case.other])
+    weights = np.stack([weight, corrupted, weight, case.other])
     stacked = ask(grads, weights)
     for index in (0, 2, 3):
         alone = ask(grads[index], weights[index])
@@ -261,7 +261,7 @@ def _check_copies(case: CheckedNorm) -> None:
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(answer[1]))))
 
 
-def _check_short_dtype(case: CheckedNorm) -> None:
+def _check_norm_short_dtype(case: CheckedNorm) -> None:
     short = case.ask(case.grad.astype(jnp.bfloat16), case.weight.astype(jnp.bfloat16))
     rounded = case.grad.astype(jnp.bfloat16).astype(np.float32)
     exact = case.ask(rounded, case.weight).dualize
@@ -269,7 +269,7 @@ def _check_short_dtype(case: CheckedNorm) -> None:
     agree("bf16: float32 arithmetic", wide(short.dualize) / largest, exact / largest, 2.0**-8)
 
 
-def _check_eager(case: CheckedNorm) -> None:
+def _check_norm_eager(case: CheckedNorm) -> None:
     compiled, eager = case.ask(case.grad, case.weight), case.norm.dualize(jnp.asarray(case.grad))
     agree("jit = eager (dualize)", compiled.dualize, eager, case.tolerance)
 
@@ -282,7 +282,7 @@ def _check_attains(case: CheckedNorm, grad: np.ndarray, where: str) -> None:
     agree(f"<g, dualize(g)> == dual_norm(g){where}", gained, ones, tolerance)
 
 
-def _blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarray]:
+def _diagonal_blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarray]:
     """Return two diagonal blocks of every matrix, or halves of every vector; the first alone."""
     sides = [np.arange(n) < max(n // 2, 1) for n in grad.shape[grad.ndim - min(ndim, 2) :]]
     first = functools.reduce(np.multiply.outer, sides, np.array(True))
@@ -291,15 +291,15 @@ def _blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 LAWS = (
-    (1, _check_shapes),
+    (1, _check_norm_shapes),
     (2, _check_norms),
     (3, _check_dualize),
     (3, _check_shortest),
-    (4, _check_gap),
-    (5, _check_zero),
+    (4, _check_norm_gap),
+    (5, _check_norm_zero),
     (6, _check_cheap_norms),
     (7, _check_projection),
-    (8, _check_fast),
-    (9, _check_copies),
+    (8, _check_norm_fast),
+    (9, _check_norm_copies),
 )
-SLOW_LAWS = ((1, _check_short_dtype), (9, _check_eager))
+SLOW_LAWS = ((1, _check_norm_short_dtype), (9, _check_norm_eager))

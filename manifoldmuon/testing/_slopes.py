@@ -75,7 +75,7 @@ def check_slopes(
       >>> check_slopes(mm.manifolds.Hypersphere(), (5,), jax.random.key(0), order=2)
     """
     with jax.enable_x64(True):
-        errors = jax.jit(lambda *arrays: _errors(manifold, *arrays))
+        errors = jax.jit(lambda *arrays: _taylor_errors(manifold, *arrays))
         point = manifold.random_point(key, shape, jnp.float64)
         (vector,), costs = normal(key, shape, 1), normal(key, (_COSTS, *shape), 2)
         drawn = (x.astype(np.float64) for x in (vector, *costs))
@@ -93,7 +93,7 @@ def check_slopes(
         require(law, slope >= wanted - 0.1, f"slope {slope:.3g}, errors {found}")
 
 
-def _errors(
+def _taylor_errors(
     manifold: Manifold, point: Array, vector: Array, linear: Array, square: Array
 ) -> tuple[Array, ...]:
     """Return errors for all `LENGTHS`.

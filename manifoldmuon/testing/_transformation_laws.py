@@ -140,7 +140,7 @@ def zeros_like(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
 
 
-def punch(tree: Any, hole: Any) -> Any:
+def mask_first_leaf(tree: Any, hole: Any) -> Any:
     """Replace the first leaf of a tree by `None` or `MaskedNode`."""
     leaves, treedef = jax.tree.flatten(tree)
     return jax.tree.unflatten(treedef, [hole, *leaves[1:]])
@@ -166,12 +166,15 @@ def _empty_trees(case: CheckedTransformation) -> None:
 
 def _holes(case: CheckedTransformation) -> None:
     wanted, _ = case.first
-    masked = punch(case.grads, optax.MaskedNode()), punch(case.params, optax.MaskedNode())
+    masked = (
+        mask_first_leaf(case.grads, optax.MaskedNode()),
+        mask_first_leaf(case.params, optax.MaskedNode()),
+    )
     found, _ = take_step(case, *masked)
-    chex.assert_trees_all_close(found, punch(wanted, optax.MaskedNode()), **CLOSE)
-    missing = punch(case.grads, None), punch(case.params, None)
+    chex.assert_trees_all_close(found, mask_first_leaf(wanted, optax.MaskedNode()), **CLOSE)
+    missing = mask_first_leaf(case.grads, None), mask_first_leaf(case.params, None)
     shapes = jax.eval_shape(lambda grads, params: take_step(case, grads, params)[0], *missing)
-    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, punch(wanted, None))
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, mask_first_leaf(wanted, None))
 
 
 def _dtypes(case: CheckedTransformation) -> None:
@@ -339,7 +342,7 @@ def check_injected(injected: optax.GradientTransformation, case: CheckedTransfor
 
 def _masked_partition_and_chain(case: CheckedTransformation) -> None:
     wanted, _ = case.first
-    mask = punch(jax.tree.map(lambda _: True, case.params), False)
+    mask = mask_first_leaf(jax.tree.map(lambda _: True, case.params), False)
     outside = jax.tree.map(lambda m, u, g: u if m else g, mask, wanted, case.grads)
     frozen = jax.tree.map(lambda m, u: u if m else zeros_like(u), mask, wanted)
     labels = jax.tree.map(lambda m: "moving" if m else "frozen", mask)

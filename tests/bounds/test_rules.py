@@ -11,7 +11,7 @@ import pytest
 
 from manifoldmuon import bounds
 from manifoldmuon.bounds import L2, RMS, LInf, LipschitzBounds, NormBound, OneHot, bound
-from manifoldmuon.bounds._lipschitz_bounds import product
+from manifoldmuon.bounds._lipschitz_bounds import nonnegative_product
 from manifoldmuon.bounds._norm_bounds import factor_between
 from manifoldmuon.contrib import LocallyConnected, TwoTap
 from manifoldmuon.manifolds import Euclidean
@@ -174,10 +174,10 @@ def test_composed_bounds_follow_chain_rule():
     """Compare with `np.einsum` for finite entries; zero times infinity must be zero."""
     rng = np.random.default_rng(0)
     a, b = rng.random((2, 3)), rng.random((3, 5))
-    np.testing.assert_allclose(product(a, b), np.einsum("oj,ji->oi", a, b), rtol=1e-12)
+    np.testing.assert_allclose(nonnegative_product(a, b), np.einsum("oj,ji->oi", a, b), rtol=1e-12)
     infinite = np.array([[math.inf, 0.0]])
-    assert product(infinite, np.array([[0.0], [math.inf]])) == 0
-    assert product(infinite, np.array([[1.0], [1.0]])) == math.inf
+    assert nonnegative_product(infinite, np.array([[0.0], [math.inf]])) == 0
+    assert nonnegative_product(infinite, np.array([[1.0], [1.0]])) == math.inf
 
 
 @pytest.mark.parametrize(

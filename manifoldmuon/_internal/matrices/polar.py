@@ -32,7 +32,7 @@ def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matric
     h = sym(product(factor.mT, x))
     basis = _eigenbasis(h, x.shape[-2])
     values, vectors, floor = basis
-    over_values = _inverse(values, floor)[..., None, :]
+    over_values = _invert_above(values, floor)[..., None, :]
 
     def solve_leave(right):
         return product(product(right, vectors) * over_values, vectors.mT)
@@ -56,7 +56,7 @@ def solve_lyapunov(h: Squares, right: Squares) -> Squares:
 
 def _solve_sum(h, right, basis):
     values, vectors, floor = basis
-    over_sums = _inverse(values[..., :, None] + values[..., None, :], floor[..., None])
+    over_sums = _invert_above(values[..., :, None] + values[..., None, :], floor[..., None])
 
     def solve(right):
         inside = product(product(vectors.mT, right), vectors)
@@ -75,7 +75,7 @@ def _linear_solve(operator, solve, right):
     return jax.lax.custom_linear_solve(operator, right, lambda _, b: solve(b), symmetric=True)
 
 
-def _inverse(values, floor):
+def _invert_above(values, floor):
     """Return `1 / values` above the floor, and 0 elsewhere; NaN stays NaN."""
     keep = ~(values <= floor)
     return jnp.where(keep, 1 / jnp.where(keep, values, 1), 0)

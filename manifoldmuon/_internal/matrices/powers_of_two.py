@@ -132,7 +132,7 @@ def _raised(x: Floats) -> Floats:
     return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - places + 1), x * 2.0**_LIFT)
 
 
-def normalize(x: Floats, ndim: int) -> Floats:
+def to_unit_norm(x: Floats, ndim: int) -> Floats:
     """Return `x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
     scaled, _ = scale_to_unit_exponent(x, ndim)
     length = expand_trailing(frobenius_norm(scaled, ndim), ndim)

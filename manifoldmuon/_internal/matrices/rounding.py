@@ -38,7 +38,7 @@ def noise_share(*dtypes: Any) -> float:
     return max(8 * min(eps, float(jnp.finfo(jnp.float32).eps)), eps / 2)
 
 
-def stay_if_still(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
+def keep_if_zero(point: Floats, vector: Floats, moved: Floats, ndim: int) -> Floats:
     """Return `moved`, but the unchanged `point` where the step `vector` is zero.
 
     A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
@@ -78,16 +78,16 @@ def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Flo
 
 def without(unit: Floats, vector: Floats, ndim: int) -> Floats:
     """Return `v - u <u, v>` over the trailing `ndim` axes, for unit (or zero) `u`."""
-    return vector - never_fused(unit * expand_trailing(inner_product(unit, vector, ndim), ndim))
+    return vector - without_fma(unit * expand_trailing(inner_product(unit, vector, ndim), ndim))
 
 
-def at_any_scale(projection: Callable[[Any], Any], vector: Floats, ndim: int) -> Floats:
+def scale_invariant(projection: Callable[[Any], Any], vector: Floats, ndim: int) -> Floats:
     """Return `projection(vector)` of a homogeneous projection, without under- or overflow."""
     scaled, exponent = scale_to_unit_exponent(vector, ndim)
     return times_power_of_two(projection(scaled), exponent, ndim).astype(vector.dtype)
 
 
-def never_fused(product: Floats) -> Floats:
+def without_fma(product: Floats) -> Floats:
     """Drop a bit of entrywise products before they are subtracted from vectors.
 
     XLA may compute a difference twice, for its length and for its entries, and fuse product and

@@ -28,7 +28,7 @@ from manifoldmuon._internal.matrices.arrays import (
     trace,
 )
 from manifoldmuon._internal.matrices.lapack import map_matrices
-from manifoldmuon._internal.matrices.powers_of_two import normalize
+from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 
@@ -75,7 +75,7 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
     _, power = _tridiagonal_power(*found)
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
-    vector = normalize(_apply(basis.mT, weights), 1)
+    vector = to_unit_norm(_apply(basis.mT, weights), 1)
     return inner_product(vector, _apply(gram, vector), 1), vector
 
 

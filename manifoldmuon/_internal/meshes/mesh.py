@@ -100,6 +100,11 @@ def working_mesh(example: Any) -> Any:
     return mesh if all(kind == AxisType.Auto for kind in mesh.axis_types) else None
 
 
+def is_on_mesh(x: Any) -> bool:
+    """Return whether an array has explicit axes, or a mesh to divide work over."""
+    return explicit_mesh(x) is not None or working_mesh(x) is not None
+
+
 def warn_of_unset_mesh(params: Any, stacklevel: int) -> None:
     """Warn if concrete arrays are divided over automatic axes and no `jax.set_mesh` is active."""
     if not jax.sharding.get_abstract_mesh().empty:

@@ -43,7 +43,7 @@ class Division(NamedTuple):
     columns: Axes = ()
 
 
-class Stack(NamedTuple):
+class Batch(NamedTuple):
     """A stack of independent problems.
 
     Attributes:
@@ -61,7 +61,7 @@ class Stack(NamedTuple):
     division: Division | None = None
 
 
-def solve_sharded(mesh: Any, stacks: Sequence[Stack]) -> list[Any]:
+def solve_sharded(mesh: Any, stacks: Sequence[Batch]) -> list[Any]:
     """Return `function(*arguments)` for every stack, divided over the devices of the mesh.
 
     Mesh axes that divide leading axes of the arguments stay there: the devices that share a part
@@ -76,7 +76,7 @@ def solve_sharded(mesh: Any, stacks: Sequence[Stack]) -> list[Any]:
       mesh: the result of `working_mesh`.
       stacks: the problems, a stack for each kind.
     """
-    plans = _place_leftovers(mesh, [_plan(mesh, stack) for stack in stacks])
+    plans = _place_leftovers(mesh, [_plan_stack(mesh, stack) for stack in stacks])
     pairs = list(zip(plans, stacks, strict=True))
     given = [plan.send(stack.arguments) for plan, stack in pairs]
     # Every exchange waits for the slowest device. If devices own different numbers of matrices,
@@ -85,7 +85,7 @@ def solve_sharded(mesh: Any, stacks: Sequence[Stack]) -> list[Any]:
     given = jax.lax.optimization_barrier(given) if wait else given
     found = [s.solve(p.function, x) for (s, p), x in zip(pairs, given, strict=True)]
     found = jax.lax.optimization_barrier(found) if wait else found
-    return [plan.bring_back(x) for plan, x in zip(plans, found, strict=True)]
+    return [plan.gather(x) for plan, x in zip(plans, found, strict=True)]
 
 
 class _Plan(NamedTuple):
@@ -128,12 +128,12 @@ class _Plan(NamedTuple):
     @property
     def devices(self) -> int:
         """Return the number of devices that share a part of the stack."""
-        return _size(self.mesh, self.free + self.moved)
+        return _mesh_size(self.mesh, self.free + self.moved)
 
     @property
     def inner(self) -> int:
         """Return the number of matrices in a part."""
-        return math.prod(self.batch) // _size(self.mesh, self.stay)
+        return math.prod(self.batch) // _mesh_size(self.mesh, self.stay)
 
     @property
     def left(self) -> int:
@@ -152,10 +152,10 @@ class _Plan(NamedTuple):
             tail, (cut, order) = x.shape[len(self.batch) :], self._cut()
             x = _pin(self.mesh, x, ()).reshape((*cut, *tail))
             x = x.transpose((*order, *range(len(cut), x.ndim))).reshape((-1, self.inner, *tail))
-            x = _deal(x, self.devices, self.first)
+            x = _assign(x, self.devices, self.first)
             for stage in self._stages():
                 x = _pin(self.mesh, x, self.stay, stage)
-            return self._exchange(_assemble, x) if self._travels(x) else x
+            return self._exchange(_assemble, x) if self._moves_between_devices(x) else x
 
         return jax.tree.map(send, arguments)
 
@@ -166,8 +166,8 @@ class _Plan(NamedTuple):
             shape = given[0].shape[:2]
             point, *others = jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:])), given)
             # This sharding of the operands minimises recomputation.
-            point = _spread(point, self.group, (2, 1))
-            others = jax.tree.map(lambda x: _spread(x, self.group, (1, 2)), others)
+            point = _divide_stack(point, self.group, (2, 1))
+            others = jax.tree.map(lambda x: _divide_stack(x, self.group, (1, 2)), others)
             if self.one_by_one:
                 place = jax.lax.axis_index(self.free + self.moved)
                 more = (place - self.first) % self.devices < self.left
@@ -175,17 +175,17 @@ class _Plan(NamedTuple):
                 found = _solve_some(function, count, (point, *others))
             else:
                 found = function(point, *others)
-            found = jax.tree.map(lambda x: _spread(x, self.group, (2, 1)), found)
+            found = jax.tree.map(lambda x: _divide_stack(x, self.group, (2, 1)), found)
             return jax.tree.map(lambda x: x.reshape((*shape, *x.shape[1:])), found)
 
         return self._on_shards(solve, self.whole, self.whole)(*given)
 
-    def bring_back(self, found: Any) -> Any:
+    def gather(self, found: Any) -> Any:
         """Send results back to the positions of the arguments: undo `send`."""
 
-        def bring_back(x):
+        def gather(x):
             tail, (cut, order) = x.shape[2:], self._cut()
-            x = self._exchange(_disperse, x) if self._travels(x) else x
+            x = self._exchange(_disperse, x) if self._moves_between_devices(x) else x
             for stage in reversed(self._stages()):
                 x = _pin(self.mesh, x, self.stay, stage)
             x = _collect(x, self.inner, self.devices, self.first)
@@ -193,11 +193,13 @@ class _Plan(NamedTuple):
             x = x.transpose((*[order.index(i) for i in range(len(cut))], *range(len(cut), x.ndim)))
             return _pin(self.mesh, x.reshape((*self.batch, *tail)), ())
 
-        return jax.tree.map(bring_back, found)
+        return jax.tree.map(gather, found)
 
     def _cut(self) -> tuple[list[int], list[int]]:
         """Return leading axes split into (parts, length), and the order with all parts first."""
-        pairs = [(n, _size(self.mesh, axes)) for n, axes in zip(self.batch, self.held, strict=True)]
+        pairs = [
+            (n, _mesh_size(self.mesh, axes)) for n, axes in zip(self.batch, self.held, strict=True)
+        ]
         cut = [size for n, parts in pairs for size in (parts, n // parts)]
         return cut, [*range(0, len(cut), 2), *range(1, len(cut), 2)]
 
@@ -210,7 +212,7 @@ class _Plan(NamedTuple):
         whole_first = self.left or (self.stay and self.guessed)
         return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
 
-    def _travels(self, x: jax.Array) -> bool:
+    def _moves_between_devices(self, x: jax.Array) -> bool:
         return bool(self.moved) and x.shape[2:] == self.matrix
 
     def _exchange(self, function: Callable[..., Any], x: jax.Array) -> jax.Array:
@@ -219,7 +221,7 @@ class _Plan(NamedTuple):
             self.stay or None, self.free or None, self.rows or None, self.columns or None
         )
         ends = (divided, self.whole) if function is _assemble else (self.whole, divided)
-        tiles = _size(self.mesh, self.rows), _size(self.mesh, self.columns)
+        tiles = _mesh_size(self.mesh, self.rows), _mesh_size(self.mesh, self.columns)
         return self._on_shards(lambda x: function(x, self.moved, tiles), *ends)(x)
 
     def _on_shards(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
@@ -236,7 +238,7 @@ class _Plan(NamedTuple):
         )
 
 
-def _plan(mesh: Any, stack: Stack) -> _Plan:
+def _plan_stack(mesh: Any, stack: Batch) -> _Plan:
     """Plan how to divide a stack, without extra matrices."""
     point, ndim = stack.arguments[0], stack.batch_ndim
     batch, matrix = point.shape[:ndim], point.shape[ndim:]
@@ -265,7 +267,7 @@ def _place_leftovers(mesh: Any, plans: list[_Plan]) -> list[_Plan]:
     for plan in plans:
         m, n = max(plan.matrix[-2:]), min(plan.matrix[-2:])
         # Multiplications of `muon`: a Gram matrix, four quintic steps of its size, and a product.
-        costs.append((2.0 * m * n**2 + 12.0 * n**3) / _size(mesh, plan.group))
+        costs.append((2.0 * m * n**2 + 12.0 * n**3) / _mesh_size(mesh, plan.group))
     grid = np.arange(mesh.size).reshape(tuple(mesh.shape.values()))
     work, filled, firsts = np.zeros(mesh.size), 0.0, [0] * len(plans)
     for i in sorted(range(len(plans)), key=lambda i: -costs[i]):
@@ -302,7 +304,7 @@ def _solve_some(function: Callable[..., Any], count: Any, arguments: tuple[Any, 
     return jax.tree.map(lambda x: x[:, 0], jax.lax.map(solve, (indices, arguments)))
 
 
-def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
+def _assign(x: jax.Array, devices: int, first: int) -> jax.Array:
     """Return a stack with the same number of slots along its second axis for each device.
 
     Devices from `first` on get an extra matrix each until none is left. The other devices get a
@@ -321,7 +323,7 @@ def _deal(x: jax.Array, devices: int, first: int) -> jax.Array:
 
 
 def _collect(x: jax.Array, count: int, devices: int, first: int) -> jax.Array:
-    """Undo `_deal` of a stack with `count` entries along its second axis."""
+    """Undo `_assign` of a stack with `count` entries along its second axis."""
     outer, _, *matrix = x.shape
     each, left = divmod(count, devices)
     if not left:
@@ -340,7 +342,7 @@ def _likely(mesh: Any, owners: Axes, batch: tuple[int, ...]) -> Division:
     the matrices move twice.
     """
     first = tuple(name for name in owners if mesh.shape[name] > 1)[:1]
-    fits = [k for k in range(1, len(batch)) if batch[k] % _size(mesh, first) == 0]
+    fits = [k for k in range(1, len(batch)) if batch[k] % _mesh_size(mesh, first) == 0]
     return Division(tuple(first if k in fits[-1:] else () for k in range(len(batch))))
 
 
@@ -371,7 +373,7 @@ def _pin(mesh: Any, x: jax.Array, *axes: Axes) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
 
 
-def _size(mesh: Any, axes: Axes) -> int:
+def _mesh_size(mesh: Any, axes: Axes) -> int:
     return math.prod(mesh.shape[name] for name in axes)
 
 
@@ -387,7 +389,7 @@ def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
     return max(busy, key=lambda axes: owners[axes])
 
 
-def _spread(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -> jax.Array:
+def _divide_stack(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -> jax.Array:
     """Divide the stack over these mesh axes, along the first of `axes` with a divisible size."""
     if not names:
         return x

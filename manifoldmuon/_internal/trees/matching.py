@@ -69,7 +69,7 @@ def match(spec: Any, tree: Any, check: Check, name: str) -> Matched:
     try:
         abstract = tuple([x if is_hole(x) else (x.shape, x.dtype) for x in leaves])
     except AttributeError:  # Python numbers, or no arrays at all
-        abstract = _abstract(tree)
+        abstract = _shapes_and_dtypes(tree)
     if is_function(spec):
         # Call it each time: captured variables may have changed, and the cache must not keep them.
         pairs = zip(flatten_with_path(tree, is_hole)[0], abstract, strict=True)
@@ -84,11 +84,11 @@ def match(spec: Any, tree: Any, check: Check, name: str) -> Matched:
     try:
         hash(given)
     except TypeError:  # budgets that are arrays, for example
-        return _find(*given)
+        return _match_flat(*given)
     return _find_once(*given)
 
 
-def _find(
+def _match_flat(
     structure: Any,
     values: tuple[Any, ...],
     types: tuple[type, ...],
@@ -123,10 +123,10 @@ def _find(
     return Matched(paths, tuple(found), real, treedef)
 
 
-_find_once = functools.lru_cache(maxsize=512)(_find)
+_find_once = functools.lru_cache(maxsize=512)(_match_flat)
 
 
-def _abstract(tree: Any) -> tuple[Any, ...]:
+def _shapes_and_dtypes(tree: Any) -> tuple[Any, ...]:
     """Return `(shape, dtype)` for each leaf, and holes unchanged."""
     found = []
     for path, leaf in flatten_with_path(tree, is_hole)[0]:

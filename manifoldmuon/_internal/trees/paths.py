@@ -94,14 +94,14 @@ class ByPath:
         chosen = [self.first_match(path) for path in paths]
         unmatched = [path for path, rule in zip(paths, chosen, strict=True) if rule is None]
         if unmatched:
-            patterns = [_text(pattern) for pattern, _ in self.rules]
+            patterns = [_format_pattern(pattern) for pattern, _ in self.rules]
             raise ValueError(
                 f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
                 f" {patterns}."
                 " Add a pattern for them; the page 'Get started' says which."
             )
         used = {*chosen, *map(self.first_match, holes)}
-        unused = [_text(p) for i, (p, _) in enumerate(self.rules) if i not in used]
+        unused = [_format_pattern(p) for i, (p, _) in enumerate(self.rules) if i not in used]
         if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
             raise ValueError(
                 f"{name}: the patterns {unused} match no parameter (an earlier pattern may have"
@@ -176,7 +176,7 @@ def _regex(pattern: Pattern) -> str | re.Pattern[str]:
     return "".join(tokens.get(part, re.escape(part)) for part in parts)
 
 
-def _text(pattern: Pattern) -> str:
+def _format_pattern(pattern: Pattern) -> str:
     return pattern.pattern if isinstance(pattern, re.Pattern) else pattern
 
 

@@ -113,7 +113,7 @@ def _probe(tx: optax.GradientTransformation) -> float:
         return 0.0
 
 
-def require(name: str, **arguments: Any) -> None:
+def require_arguments(name: str, **arguments: Any) -> None:
     """Raise `ValueError` if an extra argument of `update` is missing."""
     missing = [key for key, value in arguments.items() if value is None]
     if missing:

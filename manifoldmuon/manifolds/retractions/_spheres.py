@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from manifoldmuon._internal.matrices.arrays import Vectors, expand_trailing, inner_product
-from manifoldmuon._internal.matrices.powers_of_two import normalize
+from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 
@@ -26,7 +26,7 @@ class Normalize(Retraction):
     longest: ClassVar[float] = math.inf
 
     def retract(self, point: Vectors, vector: Vectors) -> Vectors:
-        return normalize(point + vector, 1)
+        return to_unit_norm(point + vector, 1)
 
 
 @dataclasses.dataclass(frozen=True)

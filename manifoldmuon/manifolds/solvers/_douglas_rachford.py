@@ -19,7 +19,7 @@ from manifoldmuon._internal.matrices.arrays import (
 )
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._multipliers import (
-    Problem,
+    TangentGradient,
     certified,
     shortened,
     without_normal,
@@ -82,7 +82,7 @@ class DouglasRachford(Solver):
             direction = direction - normal(direction)
         direction = shortened(norm, direction, direction - inside)
         if cone:
-            direction, hidden = _that_ascends(norm, at, problem, direction)
+            direction, hidden = _ascent_direction(norm, at, problem, direction)
             problem = problem._replace(still=problem.still | hidden)
         reduced = (push - multiplier) * _PENALTY * unit
         attained = norm.dualize(reduced)
@@ -94,13 +94,13 @@ def _euclidean_on_cone(norm: Norm, normal: Normal, grad: Floats) -> Steepest:
     """Return the tangent part of the gradient at norm 1, with a gap that includes rounding."""
     problem = _on_cone(grad, normal, norm.ndim)
     direction = _tangent_part(norm, normal, problem)
-    still = problem.still | (_surely_gained(problem, direction, norm.ndim) <= 0)
+    still = problem.still | (_guaranteed_gain(problem, direction, norm.ndim) <= 0)
     problem, attained = problem._replace(still=still), norm.dualize(problem.part)
     residual = frobenius_norm(attained - direction, norm.ndim)
     return certified(norm, problem, problem.whole, problem.part, attained, direction, (), residual)
 
 
-def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
+def _on_cone(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     """Return `without_normal` with the rounding errors of a projection onto a cone.
 
     Projecting onto a cone takes a sign and some products more than onto a space. Rounding of the
@@ -111,7 +111,7 @@ def _on_cone(grad: Floats, normal: Normal, ndim: int) -> Problem:
     return problem._replace(noise=jnp.maximum(4 * problem.noise, lost))
 
 
-def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
+def _tangent_part(norm: Norm, normal: Normal, problem: TangentGradient) -> Floats:
     """Return the tangent part of the gradient at norm 1, orthogonal to the normal part.
 
     Moves inside a cone are feasible, so projecting again does not remove rounding errors along the
@@ -128,13 +128,13 @@ def _tangent_part(norm: Norm, normal: Normal, problem: Problem) -> Floats:
     return part / nonzero_or_one(expand_trailing(norm.bound(part), ndim))
 
 
-def _surely_gained(problem: Problem, direction: Floats, ndim: int) -> Numbers:
+def _guaranteed_gain(problem: TangentGradient, direction: Floats, ndim: int) -> Numbers:
     noise = problem.noise * frobenius_norm(direction, ndim)
     return inner_product(problem.whole, direction, ndim) - noise
 
 
-def _that_ascends(
-    norm: Norm, normal: Normal, problem: Problem, direction: Floats
+def _ascent_direction(
+    norm: Norm, normal: Normal, problem: TangentGradient, direction: Floats
 ) -> tuple[Floats, Bool[Array, "*batch"]]:
     """Return the direction, or the tangent part if that surely gains more; and where neither gains.
 
@@ -142,6 +142,6 @@ def _that_ascends(
     compared with a small tangent part: there rounding must not decide.
     """
     plain = _tangent_part(norm, normal, problem)
-    first, second = (_surely_gained(problem, x, norm.ndim) for x in (direction, plain))
+    first, second = (_guaranteed_gain(problem, x, norm.ndim) for x in (direction, plain))
     chosen = jnp.where(expand_trailing(second > first, norm.ndim), plain, direction)
     return chosen, jnp.maximum(first, second) <= 0

@@ -25,12 +25,12 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
     relative_gap,
 )
-from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon.manifolds.solvers._solver import Normal, Steepest
 from manifoldmuon.norms import Norm
 
 
-class Problem(NamedTuple):
+class TangentGradient(NamedTuple):
     """A gradient without its normal part.
 
     Attributes:
@@ -48,7 +48,7 @@ class Problem(NamedTuple):
     zero: Bool[Array, "*batch"]
 
 
-def without_normal(grad: Floats, normal: Normal, ndim: int) -> Problem:
+def without_normal(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     """Remove the normal part of a gradient, twice: the rest may be as small as rounding."""
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     part = scaled - normal.project(scaled)
@@ -56,14 +56,16 @@ def without_normal(grad: Floats, normal: Normal, ndim: int) -> Problem:
     size, length = frobenius_norm(part, ndim), frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     still = size <= noise  # false for a NaN
-    unit = jnp.where(expand_trailing(still, ndim), 0, normalize(part, ndim))
+    unit = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(part, ndim))
     size = nonzero_or_one(size)
-    return Problem(unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0)
+    return TangentGradient(
+        unit, scaled / expand_trailing(size, ndim), noise / size, still, length == 0
+    )
 
 
 def certified(
     norm: Norm,
-    problem: Problem,
+    problem: TangentGradient,
     grad: Floats,
     reduced: Floats,
     attained: Floats,

@@ -17,7 +17,7 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
     relative_gap,
 )
-from manifoldmuon._internal.matrices.powers_of_two import normalize, scale_to_unit_exponent
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon.linalg import msign
 from manifoldmuon.norms import Norm, Spectral
@@ -55,7 +55,7 @@ def euclidean_direction(
     noise = 8 * unit * whole
     significant = ~(length <= noise)
     # Project again: the first pass leaves a relatively large normal part in a small tangent part.
-    direction = normalize(part, ndim)
+    direction = to_unit_norm(part, ndim)
     again = tangent(direction)
     residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
     turned = noise / nonzero_or_one(length)
@@ -63,7 +63,8 @@ def euclidean_direction(
     normal = jnp.maximum(4 * unit, turned / 4)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
     # `significant` negates `<=`, so it is true for NaN: a NaN has to stay.
-    return jnp.where(expand_trailing(significant, ndim), normalize(again, ndim), 0), gap, residual
+    direction = jnp.where(expand_trailing(significant, ndim), to_unit_norm(again, ndim), 0)
+    return direction, gap, residual
 
 
 def projected_direction(
