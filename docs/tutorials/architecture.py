@@ -23,8 +23,8 @@ from manifoldmuon.modules import Linear, ReLU
 # %% [markdown]
 # ## A network is a formula
 #
-# `@` composes, `**` repeats, `*` scales. Printing shows a tree: how strongly each module answers
-# to its input, and which share of a step each of them gets.
+# `@` composes, `**` repeats, `*` scales. Printing shows a tree with the sensitivity of each module
+# to its input, and its share of a step.
 
 
 # %%
@@ -99,9 +99,9 @@ panel.minorticks_off()
 panel.legend(frameon=False)
 
 # %% [markdown]
-# Adam's best rate falls by a factor of four, `modular`'s stays within one step of the grid. How
-# far this goes, over widths and depths, for transformers too and over many seeds, is a
-# [study](../lab/learning-rate-transfer.md).
+# Adam's best rate falls by a factor of four, `modular`'s stays within one step of the grid. A
+# [study](../lab/learning-rate-transfer.md) measures this over widths and depths and many seeds,
+# for transformers too.
 #
 # ## What the architecture promises
 #
@@ -117,4 +117,4 @@ print(mm.bounds.bound(network(64).constrained()))
 # * [The modular norm](../math/modules.md) has the rules of the algebra and where they come from.
 # * A model of Flax or Equinox gets the same by [declaring its
 #   weights](../transformations.md#optimizers-from-architectures).
-# * [Bounds](../math/bounds.md) says what is proved, and of what.
+# * [Bounds](../math/bounds.md) has what is proved, and its assumptions.

@@ -22,8 +22,8 @@ shape = (64, 32)
 # %% [markdown]
 # ## The set
 #
-# It says what training can never change. We walk a hundred steps along random gradients, always
-# in the steepest direction of the set's own norm, and look at the singular values.
+# The set decides what training cannot change. We walk a hundred steps along random gradients,
+# always in the steepest direction of the set's own norm, and look at the singular values.
 
 # %% alt="Singular values after one step and a hundred: flat space, sphere, Stiefel."
 sets = {
@@ -41,8 +41,8 @@ panel.set(xlabel="singular value, by size", ylim=(0, None))
 panel.legend(frameon=False)
 
 # %% [markdown]
-# From the first step (dotted) to the hundredth nothing stays in flat space, the sum of squares
-# stays on the sphere, and every singular value on Stiefel. Take Stiefel where the network should
+# In flat space nothing stays the same from the first step (dotted) to the hundredth. On the sphere
+# the sum of squares stays, on Stiefel every singular value. Take Stiefel where the network should
 # have a Lipschitz constant that you choose, the sphere where a fixed size is enough, flat space
 # for biases and gains.
 #
@@ -74,9 +74,9 @@ for solver in (ProjectedPolar(), ClosedForm(), DualAscent()):
 #
 # ## The retraction
 #
-# A step along the tangent space leaves the set; the retraction returns. The path that a point
-# would take by itself is the geodesic. How far from it each retraction ends, at most, and like
-# which power of the step's length that falls:
+# A step along the tangent space leaves the set; the retraction brings it back. The table compares
+# each retraction with the geodesic: the largest distance from it, and the power of the step's
+# length with which that distance falls.
 
 # %%
 exact = Stiefel(retraction=Exponential())
@@ -85,8 +85,8 @@ for retraction in (QR(), Cayley(), Polar()):
     print(f"{retraction!r:8} {max(found.errors):.0e}, falls like the power {found.slope:.1f}")
 
 # %% [markdown]
-# `Polar()`, the default, is of second order, and it takes back what rounding has done to a point
-# where others hand it on. Keep it unless you have a reason.
+# `Polar()`, the default, is of second order, and it removes the rounding errors of earlier steps,
+# which `Cayley()` and `Exponential()` keep. Keep it unless you have a reason.
 #
 # ## From here
 #

@@ -3,7 +3,8 @@
 #
 # We train a small network on handwritten digits, twice: once freely, and once with every weight
 # matrix on the Stiefel manifold, where all singular values stay 1. In the end both read digits
-# equally well. But of one of them we knew before training how much its answers can change.
+# equally well, but for the constrained one we know before training how much its answers can
+# change.
 #
 # You need `pip install '.[studies]'`, which brings the digits and the pictures.
 
@@ -27,8 +28,8 @@ train, test = slice(0, 1440), slice(1440, None)
 # %% [markdown]
 # ## The network
 #
-# Plain arrays in a plain dictionary. Matrices are `(fan_out, fan_in)`; kernels of Flax are the
-# other way round, and then it is `Stiefel().transposed()`. The output is multiplied by 4, because
+# Plain arrays in a plain dictionary. Matrices are `(fan_out, fan_in)`; kernels of Flax are
+# `(fan_in, fan_out)`, and take `Stiefel().transposed()`. The output is multiplied by 4, because
 # cross-entropy wants confident answers and a network with a small Lipschitz constant gives
 # cautious ones.
 
@@ -53,9 +54,9 @@ shapes = {
 # %% [markdown]
 # ## Where each weight lives
 #
-# The *geometry* says so, by path. Nothing is guessed from a shape: a parameter that no pattern
-# matches is an error that names it. The table shows what pairs with what, and it warns where
-# something looks wrong.
+# The *geometry* gives each parameter a manifold, by path. Nothing is guessed from a shape: a
+# parameter that no pattern matches is an error that names it. The table shows shape, manifold and
+# axes of every parameter: read it before you train.
 
 # %%
 geometry = mm.optim.by_path({"*/w": Stiefel(), "*/b": Euclidean()})
@@ -102,7 +103,7 @@ for name, params in {"free": free, "kept": kept}.items():
 
 # %% [markdown]
 # The optimizer's state holds the gap of every direction that it took: how much steeper the
-# steepest one might have been at most. And the weights are where they were put, to rounding.
+# steepest one might have been at most. The weights are on their manifold, up to rounding.
 
 # %%
 for path, gap in mm.optim.monitor(state)["gap"].items():
@@ -114,9 +115,9 @@ print(f"distance from the manifolds: {max(distances.values()):.0e} at most")
 # ## What was gained
 #
 # No change of an image moves the answers by more than the product of the layers' largest singular
-# values, times 4. For the constrained network that is 4, and was so before training. Divide how
-# clearly an image is read by that number, and by $\sqrt 2$ because two answers move against each
-# other: no change smaller than this can make it read as something else.
+# values, times 4. For the constrained network that product is 4, already before training. Divide
+# the margin between the two largest answers by it, and by $\sqrt 2$ because two answers move
+# against each other: no change smaller than this can make it read as something else.
 
 
 # %%
@@ -141,7 +142,7 @@ panel.set(xlabel="size of the change", ylabel="still right (%)")
 figure.legend(loc="outside upper center", ncols=2, frameon=False)
 
 # %% [markdown]
-# This is what the manifold has kept together: the singular values of all weights.
+# The singular values of all weights during training:
 
 # %% alt="The range of the singular values over the steps: it widens under Adam, and stays 1."
 figure, panel = plt.subplots(figsize=(4, 2.6), layout="constrained")

@@ -95,9 +95,9 @@ print(f"one device: loss {alone[0]:.3f} at first, {alone[-1]:.3f} at the end")
 # %% [markdown]
 # ## Data-parallel
 #
-# Every device holds all weights and an eighth of the batch. Nothing else changes, except one word:
-# `jax.set_mesh` says where the step runs, so that each device solves its own share of the
-# matrices instead of all of them.
+# Every device holds all weights and an eighth of the batch. The only other change is
+# `jax.set_mesh`: inside it each device solves its own share of the matrices instead of all of
+# them.
 
 
 # %%
@@ -128,8 +128,8 @@ print(f"largest difference of a loss: {np.abs(np.subtract(alone, parallel)).max(
 # %% [markdown]
 # ## FSDP
 #
-# The matrices are divided as well: no device holds a whole one. The optimizer's state
-# lies like the parameters. We save at step 30, and stop there as if the job had been killed.
+# The matrices are divided as well: no device holds a whole one. The optimizer's state is divided
+# like the parameters. We save at step 30, and stop there as if the job had been killed.
 
 # %%
 folder = Path(tempfile.mkdtemp()) / "run"
@@ -144,8 +144,9 @@ print("one device holds", w.addressable_shards[0].data.shape, "of", w.shape)
 # %% [markdown]
 # ## Restart, on another layout
 #
-# The tree that the run would begin with says what to restore, and where: here two devices in place
-# of eight. A damaged checkpoint or another geometry would be refused in one line.
+# `restore` takes the tree with which the run would begin; its shapes and shardings say what to
+# restore, and where: here on two devices in place of eight. A damaged checkpoint or another
+# geometry would be refused in one line.
 
 # %%
 pair = jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])

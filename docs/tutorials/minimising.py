@@ -64,8 +64,9 @@ print("correlation with an instrument:", alike.round(3))
 # %% [markdown]
 # ## Which method?
 #
-# `LBFGS()` asks for a gradient a step, `TrustRegion()` for products with the Hessian, and ends
-# quadratically: the number of right digits doubles. A callback sees every step.
+# `LBFGS()` asks for a gradient a step, `TrustRegion()` for products with the Hessian, and
+# converges quadratically: each of the last steps doubles the number of correct digits. A callback
+# sees every step.
 
 
 # %% alt="The gradient's norm over the steps: a slope for L-BFGS, a cliff for the trust region."
@@ -100,7 +101,7 @@ print("minima:", dict(zip(values.tolist(), counts.tolist(), strict=True)))
 #
 # The minimum is a differentiable function of the data, by the implicit function theorem: one
 # linear system, not a derivative through the iterations. Here the first recording gets louder,
-# behind the whitening, and we ask how the cost at the minimum and the matrix itself move.
+# after the whitening, and we ask how the cost at the minimum and the matrix itself move.
 
 
 # %%
@@ -119,7 +120,7 @@ print(f"matrix: {jnp.abs(moved - differences[1]).max():.0e} from differences")
 # %% [markdown]
 # ## From here
 #
-# * [Minimise a cost](../minimize.md) has ten problems with their sets, and the limits.
+# * [Minimise a cost](../minimize.md) has more problems with their sets, and the limits.
 # * A tree of manifolds is a product of sets, leading axes are a power: the geometry is the same as
 #   for the optimizers.
 # * [Your own manifold](own-manifold.md) works here, too.

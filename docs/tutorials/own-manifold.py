@@ -4,8 +4,7 @@
 # Whoever photographs digits under changing light wants a network that does not mind brightness. A
 # neuron ignores a constant that is added to all of its inputs if its weights add up to zero. Let
 # them have a fixed length, too, and this is *weight standardization* (Qiao et al.,
-# arXiv:1903.10520): there it is a formula in the forward pass, here it is a place where weights
-# live.
+# arXiv:1903.10520): there it is a formula in the forward pass, here it is a manifold.
 #
 # $$ \mathcal M = \{\, w \in \mathbb R^n : \textstyle\sum_i w_i = 0,\ \|w\|_2 = 1 \,\} $$
 #
@@ -30,10 +29,9 @@ from manifoldmuon.testing import check_manifold
 # ## The class
 #
 # The set is a sphere inside the space of vectors that add up to zero. A sphere is there already;
-# all that is left is to subtract means. Take them away from a gradient, and what remains has no
-# part that points out of the space, so the sphere's steepest direction is ours. Its mean is
-# subtracted once more, because rounding is as large as the direction where a gradient is nearly
-# normal to the set.
+# all that is left is to subtract means. A gradient without its mean is tangent to that space, so
+# the sphere's steepest direction is ours, too. Its mean is subtracted once more, because rounding
+# is as large as the direction where a gradient is nearly normal to the set.
 #
 # The last axis of an array is one point, all axes before it are copies: a matrix is as many
 # points as it has rows, and each neuron is standardized by itself.
@@ -96,8 +94,7 @@ class Standardized(Manifold):
 check_manifold(Standardized(), (3, 16), jax.random.key(0), thorough=False)
 
 # %% [markdown]
-# To see the check at work, forget what makes the set what it is: directions that are steepest on
-# the sphere alone.
+# To see the check at work, leave out the means: these directions are steepest on the sphere alone.
 
 
 # %%
