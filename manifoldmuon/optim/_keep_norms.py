@@ -153,6 +153,8 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     """Return the state of `keep_norms`; raise if a norm to be kept is zero or not finite."""
     plan = _plan_spheres(geometry, params)
     given = match(radius, params, _check_radius, "radius").values
+    if not plan.weights:
+        return KeepNormsState({})  # also of the empty tree None
     leaves, radii, wrong, traced = plan.leaves(params), {}, [], {}
     own = plan.fill(params, dict.fromkeys(plan.rest))
     abstract = any(isinstance(leaves[i], jax.ShapeDtypeStruct) for i in plan.real)

@@ -63,8 +63,9 @@ def transformation(
     Examples:
       >>> tx = transformation(rules.then(rules.tangent, rules.unit), mm.manifolds.Hypersphere())
       >>> params = jnp.array([1.0, 0.0])
-      >>> tx.update(jnp.array([3.0, 2.0]), tx.init(params), params)[0].tolist()
-      [0.0, 1.0]
+      >>> updates, _ = tx.update(jnp.array([3.0, 2.0]), tx.init(params), params)
+      >>> updates[1].item()
+      1.0
     """
     options: Any = {"select": select, "divide": divide, "stack": stack, "turn": turn}
 

@@ -68,6 +68,11 @@ def direction(
 
     The manifold gets the point in its own dtype, which decides how much of a gradient is rounding.
     With `rounded` the direction has that dtype, too, and the gap is of the rounded direction.
+
+    Examples:
+      >>> sphere, point = mm.manifolds.Hypersphere(), jnp.array([1.0, 0.0])
+      >>> direction(sphere, point, jnp.array([5.0, 2.0]), {"dual": ()})[0][1].item()
+      1.0
     """
     wide, dual = update.astype(upcast(point).dtype), given["dual"]
     result = manifold.steepest(point, wide, dual)
@@ -81,7 +86,13 @@ def direction(
 
 
 def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
-    """Multiply by `given["budget"]`: a number per point, or per entry; negative to descend."""
+    """Multiply by `given["budget"]`: a number per point, or per entry; negative to descend.
+
+    Examples:
+      >>> flat, ones = mm.manifolds.Euclidean(), jnp.ones(2)
+      >>> budget(flat, ones, ones, {"budget": jnp.array(-0.5)})[0].tolist()
+      [-0.5, -0.5]
+    """
     share = given["budget"]
     share = expand_trailing(share, manifold.ndim) if share.ndim < update.ndim else share
     wide = upcast(update)
@@ -89,7 +100,13 @@ def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
 
 
 def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
-    """Replace a tangent step by the step to the retracted point; add in flat space."""
+    """Replace a tangent step by the step to the retracted point; add in flat space.
+
+    Examples:
+      >>> point, step = jnp.array([1.0, 0.0]), jnp.array([0.0, 1.0])
+      >>> [f"{x:.2f}" for x in point + retraction(mm.manifolds.Hypersphere(), point, step, {})[0]]
+      ['0.71', '0.71']
+    """
     if not manifold.constrained:
         return update, {}
     start = upcast(point)
@@ -97,7 +114,13 @@ def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: G
 
 
 def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
-    """Project onto the tangent space; a tangent part that is only rounding becomes zero."""
+    """Project onto the tangent space; a tangent part that is only rounding becomes zero.
+
+    Examples:
+      >>> point, update = jnp.array([1.0, 0.0]), jnp.array([3.0, 2.0])
+      >>> tangent(mm.manifolds.Hypersphere(), point, update, {})[0][1].item()
+      2.0
+    """
     if not manifold.constrained:
         return update, {}
     projected, exponent = tangent_part(manifold, point, update)
@@ -129,6 +152,11 @@ def unit(
     """Divide an update on a sphere by its Frobenius norm.
 
     A share `1 - radial` of its component along the point is removed first.
+
+    Examples:
+      >>> point, update = jnp.array([1.0, 0.0]), jnp.array([0.0, 8.0])
+      >>> unit(mm.manifolds.Hypersphere(), point, update, {})[0].tolist()
+      [0.0, 1.0]
     """
     ndim = manifold.ndim
     if not on_sphere(manifold):
@@ -147,7 +175,14 @@ def unit(
 
 
 def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
-    """Move a point on a sphere at its radius, by a step relative to the radius."""
+    """Move a point on a sphere at its radius, by a step relative to the radius.
+
+    Examples:
+      >>> sphere, point = mm.manifolds.Hypersphere(), jnp.array([0.0, 5.0])
+      >>> update, _ = keep_norm(sphere, point, jnp.array([0.75, 0.0]), {"radius": jnp.array(5.0)})
+      >>> [f"{x:.2f}" for x in point + update]
+      ['3.00', '4.00']
+    """
     if not on_sphere(manifold):
         return update, {}
     start, ndim = upcast(point), manifold.ndim
