@@ -152,11 +152,12 @@ def execute(
     for group in _group(leaves, stack):
         meshes.setdefault(_mesh_of(leaves[group[0]]), []).append(group)
     for mesh, groups in meshes.items():
-        stacks = [[leaves[i] for i in group] for group in groups]
-        if mesh is None:
-            solved = [_solve_group(function, leaves) for leaves in stacks]
-        else:
+        stacks, solved = [[leaves[i] for i in group] for group in groups], []
+        if mesh is not None:
             solved = _solve_on_mesh(function, stacks, mesh, divide)
+        else:
+            for same in stacks:
+                solved.append(_scatter(function(same[0].weight.manifold, *_gather(same)), same))
         for group, pairs in zip(groups, solved, strict=True):
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result
@@ -179,11 +180,6 @@ def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
     for i, leaf in leaves.items():
         kinds.setdefault(_kind(leaf), []).append(i)
     return list(kinds.values())
-
-
-def _solve_group(function: Callable[..., Any], group: list[Leaf]) -> list[tuple[Any, Any]]:
-    """Return update and second result of each leaf of a group."""
-    return _scatter(function(group[0].weight.manifold, *_gather(group)), group)
 
 
 def _kind(leaf: Leaf) -> Any:
