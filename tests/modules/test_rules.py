@@ -278,7 +278,7 @@ def test_residual_sharpness_stays_below_limit(blocks):
     ("build", "message"),
     [
         (lambda: Tied(Q @ Abs() @ Q, (0, 1)), r"no atom's weight at \(1,\)"),
-        (lambda: ExternalModule(A @ Param("a", A.manifold)), "made of Param and bonds"),
+        (lambda: ExternalModule(A @ Param("a", A.manifold)), "consists of Param and bonds"),
     ],
 )
 def test_error_messages_print_the_module(build, message):

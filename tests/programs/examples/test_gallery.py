@@ -21,7 +21,8 @@ SCRIPTS = sorted((ROOT / "examples").rglob("[!_]*.py"))
 def test_scripts_are_short_and_listed():
     page = (ROOT / "docs" / "examples.md").read_text(encoding="utf-8")
     for path in SCRIPTS:
-        assert len(path.read_text(encoding="utf-8").splitlines()) < 100, path
+        most = 200 if path.parent.name == "trainers" else 100  # loops of whole trainers
+        assert len(path.read_text(encoding="utf-8").splitlines()) < most, path
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         assert f"`{name}`" in page or path.stem == "digits"
 
