@@ -22,7 +22,7 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks._harness import command, compile_without_tpus, save_with_table
-from benchmarks.steps import MUON, TREES, optimizers, shapes_of, step_of
+from benchmarks.steps import MUON, OURS, TREES, optimizers, shapes_of, step_of
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.optim import check_chain, manifold_muon
 from studies.display import markdown_table
@@ -30,14 +30,7 @@ from studies.program import parse
 from tests.oracles.kernels import distinct_kernels
 
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
-NAMES = (
-    MUON,
-    "muon",
-    "muonh",
-    "adamh",
-    "manifold_muon, ProjectedPolar()",
-    "manifold_muon, ClosedForm()",
-)
+NAMES = (MUON, *OURS)
 
 
 def trees() -> dict[str, dict[str, Any]]:

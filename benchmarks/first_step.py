@@ -23,7 +23,7 @@ from tqdm import tqdm
 import manifoldmuon as mm
 from benchmarks._harness import command, save_with_table
 from benchmarks.compiling import SMALL
-from benchmarks.steps import MUON, RATE, optimizers, step_of
+from benchmarks.steps import MUON, OURS, RATE, optimizers, step_of
 from studies.display import markdown_table
 from studies.program import parse
 
@@ -31,11 +31,7 @@ NAMES = (
     "optax.adamw",
     MUON,
     "optim.optax_muon",
-    "muon",
-    "muonh",
-    "adamh",
-    "manifold_muon, ProjectedPolar()",
-    "manifold_muon, ClosedForm()",
+    *OURS,
     "manifold_muon, track_gap=False",
 )
 PARTS = ("init", "trace and compile", "run")

@@ -32,20 +32,12 @@ from tqdm import tqdm
 from benchmarks._harness import command, compile_without_tpus
 from benchmarks._programs import read
 from benchmarks.balance import busiest, cost, owned
-from benchmarks.steps import ADAM, MUON, optimizers, shapes_of, step_of
+from benchmarks.steps import ADAM, MUON, OURS, optimizers, shapes_of, step_of
 from studies.display import markdown_table
 from studies.program import interrupted, parse, save
 from studies.records import plain
 
-NAMES = (
-    ADAM,
-    MUON,
-    "muon",
-    "muonh",
-    "adamh",
-    "manifold_muon, ProjectedPolar()",
-    "manifold_muon, ClosedForm()",
-)
+NAMES = (ADAM, MUON, *OURS)
 DTYPES = ("float32", "bfloat16")
 # At full effort programs compile for minutes, mostly searching for the fastest tiling of each
 # product. Reduced effort skips the search, and overlaps no collectives with products. JAX 0.12

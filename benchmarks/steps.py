@@ -37,6 +37,14 @@ TREES: tuple[tuple[int, int, bool], ...] = (
     (4, 768, False),
 )
 MUON, ADAM = "optax.contrib.muon", "optax.adam"
+# Names of `optimizers` that other benchmarks compare.
+OURS = (
+    "muon",
+    "muonh",
+    "adamh",
+    "manifold_muon, ProjectedPolar()",
+    "manifold_muon, ClosedForm()",
+)
 
 Step = Callable[[Any, Any, Any], Any]
 

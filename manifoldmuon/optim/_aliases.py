@@ -7,12 +7,10 @@ import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import number, one_of, optional
-from manifoldmuon._internal.matrices.arrays import nonzero_or_one, trailing, upcast
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -31,7 +29,15 @@ from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import make_plan, plan_updates
-from manifoldmuon.optim.rules import Given, Result, direction, on_sphere, over_norm, unit
+from manifoldmuon.optim.rules import (
+    Given,
+    Result,
+    direction,
+    on_sphere,
+    over_norm,
+    over_scaled_norm,
+    unit,
+)
 
 _checked = checked(rest=optional(one_of(optax.GradientTransformation)))
 
@@ -270,19 +276,10 @@ def muonh(
         own = Euclidean(norm) if on_sphere(manifold) else manifold
         return direction(own, point, update, {"dual": ()})[0], {}
 
-    def unit_direction(
-        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
-    ) -> Result:
-        # A direction that is not zero has norm 1 or more, and needs no scaling.
-        return (over_norm(upcast(update), manifold.ndim) if on_sphere(manifold) else update), {}
-
-    second = unit_direction if _is_one(radial) else functools.partial(unit, radial=radial)
+    # A direction that is not zero has norm 1 or more.
+    second = functools.partial(unit, radial=radial, over=over_norm)
     ball = norm_keeping("muonh", base, msign, second, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
-
-
-def _is_one(radial: ArrayLike) -> bool:
-    return isinstance(radial, int | float) and radial == 1
 
 
 @_balls
@@ -323,20 +320,9 @@ def adamh(
     Examples:
       >>> tx = adamh(0.02, mm.manifolds.Hypersphere(ndim=2))
     """
-
-    def unit_of_adam(
-        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
-    ) -> Result:
-        if not on_sphere(manifold):
-            return update, {}
-        largest = jnp.max(
-            jnp.abs(wide := upcast(update)), trailing(update, manifold.ndim), keepdims=True
-        )
-        return over_norm(wide / nonzero_or_one(largest), manifold.ndim), {}
-
     base = optax.scale_by_adam(b1, b2, eps)
-    # Unlike gradients, Adam's updates have no denormal numbers worth the compile time of `unit`.
-    move = unit_of_adam if _is_one(radial) else functools.partial(unit, radial=radial)
+    # Unlike gradients, Adam's updates have no denormal numbers worth their compile time.
+    move = functools.partial(unit, radial=radial, over=over_scaled_norm)
     ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 

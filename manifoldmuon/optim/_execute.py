@@ -16,7 +16,7 @@ from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
 from manifoldmuon._internal.meshes.alike import shard_alike
-from manifoldmuon._internal.meshes.mesh import explicit_mesh, working_mesh
+from manifoldmuon._internal.meshes.mesh import explicit_mesh, mesh_of, working_mesh
 from manifoldmuon._internal.meshes.shards import Batch, Division, solve_sharded
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.manifolds import LaidOut, Manifold
@@ -58,7 +58,7 @@ def map_leaves(
     divide: bool = False,
     stack: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
-    """Call a function for every parameter and its update; most transformations are built on this.
+    """Call a function for every parameter and its update; see `transformation` for composed rules.
 
     Leaves are of the same kind when manifold, shapes, dtypes and shardings agree. They are stacked
     into a single call, so the number of compiled solvers does not grow with depth, and an
@@ -150,7 +150,7 @@ def execute(
     results = {}
     meshes: dict[Any, list[list[int]]] = {}
     for group in _group(leaves, stack):
-        meshes.setdefault(_mesh_of(leaves[group[0]]), []).append(group)
+        meshes.setdefault(mesh_of(leaves[group[0]].arrays[0]), []).append(group)
     for mesh, groups in meshes.items():
         stacks, solved = [[leaves[i] for i in group] for group in groups], []
         if mesh is not None:
@@ -169,7 +169,7 @@ def _is_turned(leaf: Leaf) -> bool:
     shape, manifold = leaf.shape, leaf.weight.manifold
     wide = manifold.transposable and shape[-2] < shape[-1]
     few = all(jnp.ndim(x) <= len(shape) - 2 for x in jax.tree.leaves(leaf.given))
-    return wide and few and _mesh_of(leaf) is None
+    return wide and few and mesh_of(leaf.arrays[0]) is None
 
 
 def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
@@ -192,12 +192,6 @@ def _kind(leaf: Leaf) -> Any:
     layout = None if explicit_mesh(leaf.arrays[0]) is None else _order(leaf) or leaf.weight.entry
     shardings = tuple([getattr(x, "sharding", None) for x in known])  # NumPy arrays have none
     return leaf.weight.manifold, leaf.shape, treedef, shapes, shardings, layout
-
-
-def _mesh_of(leaf: Leaf) -> Any:
-    """Return the mesh over which the work of a leaf can be divided, or None."""
-    mesh = explicit_mesh(leaf.arrays[0])
-    return working_mesh(leaf.arrays[0]) if mesh is None else mesh
 
 
 def _order(leaf: Leaf) -> tuple[int, ...] | None:
@@ -245,9 +239,9 @@ def _scatter(result: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
         rows = zip(*[_unstack(x, stack) for x in arrays], strict=True)
         pairs = [jax.tree.unflatten(treedef, row) for row in rows]
     for leaf, (update, result) in zip(group, pairs, strict=True):
-        update = update.mT if leaf.turned and update is not None else update
-        if update is not None and isinstance(leaf.weight.entry, LaidOut):
-            update = leaf.weight.entry.layout.outward(update, leaf.arrays[0].shape)
+        if update is not None:
+            update = update.mT if leaf.turned else update
+            update = leaf.weight.outward(update, leaf.arrays[0].shape)
         results.append((update, result))
     return results
 

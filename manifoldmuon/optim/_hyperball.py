@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import check_arguments, number
-from manifoldmuon._internal.meshes.mesh import is_on_mesh
+from manifoldmuon._internal.meshes.mesh import mesh_of
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -48,7 +48,7 @@ def hyperball(
     (Wen et al., "Hyperball Optimization", arXiv:2606.16899). It replaces weight decay, and the
     learning rate is the angle of a step, to first order.
 
-    `adamh` and `muonh` call this with their bases. For tangent steps, steepest in the spectral
+    `adamh` and `muonh` are this with their bases. For tangent steps, steepest in the spectral
     norm, use the base `chain(optax.trace(0.95), scale_by_steepest(sphere))`, the geometry
     `sphere = Hypersphere(ndim=2, step_norm=Spectral())` and `radial=0`.
 
@@ -111,11 +111,12 @@ def norm_keeping(
     base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
     last = then(second, budget, keep_norm)
     empty = [optax.EmptyState()] * (1 if budgets is None else 2)
+    budgets = 1.0 if budgets is None else budgets
 
     def init_fn(params: Any) -> Any:
         check_ascends(name, base)
         before = base.init(params)
-        find_budgets(1.0 if budgets is None else budgets, params)
+        find_budgets(budgets, params)
         return before, *empty, rate.init(params), init_radii(geometry, radius, params)
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -124,7 +125,7 @@ def norm_keeping(
         before, *_, rates, radii = state
         updates, before = base.update(updates, before, params, **extra_args)
         factor, rates = rate.update(jnp.ones(()), rates)
-        shares = find_budgets(1.0 if budgets is None else budgets, params).values
+        shares = find_budgets(budgets, params).values
         given = budgets_by_weight(plan, params, shares, factor)
         known = by_weight(plan, radii)
         given = {
@@ -133,7 +134,7 @@ def norm_keeping(
             if weight.path in known or not on_sphere(weight.manifold)
         }
         rule, stack = last, first is not None
-        if first is not None and any(is_on_mesh(x) for x in jax.tree.leaves(params)):
+        if first is not None and any(mesh_of(x) is not None for x in jax.tree.leaves(params)):
             updates, _ = visit(name, plan, first, updates, params, divide=True)
             stack = False
         elif first is not None:

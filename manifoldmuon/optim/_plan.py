@@ -61,6 +61,10 @@ class Weight(NamedTuple):
         """Rearrange an array of this weight into the manifold's layout."""
         return self.entry.layout.inward(x) if isinstance(self.entry, LaidOut) else x
 
+    def outward(self, x: Any, shape: tuple[int, ...]) -> Any:
+        """Undo `inward` for an array of the shape `shape`."""
+        return self.entry.layout.outward(x, shape) if isinstance(self.entry, LaidOut) else x
+
     def copies(self, leaf: Any) -> tuple[int, ...]:
         """Return the leading axes of `shape`, which count independent points."""
         shape = self.shape(leaf)

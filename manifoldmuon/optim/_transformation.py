@@ -110,13 +110,9 @@ def visit(
 
 def init_state(state: Any, init: Any, plan: Plan, params: Any) -> Any:
     """Return a state of dictionaries by path; see `transformation`."""
-
-    def field(k: int) -> dict[str, Any]:
-        return plan.by_path(
-            lambda weight, leaf: init(weight.manifold, weight.shape(leaf))[k], params
-        )
-
-    return state(*[field(k) for k in range(len(state._fields))])
+    first = plan.by_path(lambda w, leaf: init(w.manifold, w.shape(leaf)), params)
+    fields = range(len(state._fields))
+    return state(*[{p: x[k] for p, x in first.items() if x[k] is not None} for k in fields])
 
 
 def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:

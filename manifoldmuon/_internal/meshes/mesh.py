@@ -100,9 +100,10 @@ def working_mesh(example: Any) -> Any:
     return mesh if all(kind == AxisType.Auto for kind in mesh.axis_types) else None
 
 
-def is_on_mesh(x: Any) -> bool:
-    """Return whether an array has explicit axes, or a mesh to divide work over."""
-    return explicit_mesh(x) is not None or working_mesh(x) is not None
+def mesh_of(x: Any) -> Any:
+    """Return the mesh over which the work on an array can be divided, or None."""
+    mesh = explicit_mesh(x)
+    return working_mesh(x) if mesh is None else mesh
 
 
 def warn_of_unset_mesh(params: Any, stacklevel: int) -> None:
