@@ -86,9 +86,7 @@ class Manifold(Value, abc.ABC):
         super().__init_subclass__(**arguments)
         for name in ("project_tangent", "steepest", "retract"):
             if name in vars(cls):
-                method = vars(cls)[name]
-                method = _above_rounding(method) if name == "steepest" else method
-                setattr(cls, name, _with_equal_shapes(method))
+                setattr(cls, name, _guarded(vars(cls)[name], name))
 
     @property
     @abc.abstractmethod
@@ -214,21 +212,36 @@ class Manifold(Value, abc.ABC):
         return LaidOut(self, Layout(ndim=self.ndim + axes))
 
 
-def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
-    """Let `steepest` compute in float32 or wider, and treat the rounding of shorter dtypes."""
+def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Let a method refuse a second argument of another shape than the point.
+
+    `steepest` computes in float32 or wider, and treats the rounding of shorter dtypes.
+    """
+    signature = inspect.signature(method)
+    _, first, second, *_ = signature.parameters
 
     @functools.wraps(method)
-    def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
-        wide = upcast(grad)
-        result = method(self, point, wide, *dual, **named)
+    def guarded(*args: Any, **options: Any) -> Any:
+        given = signature.bind(*args, **options)
+        self, point, vector = args[0], given.arguments[first], given.arguments[second]
+        if np.shape(point) != np.shape(vector):
+            raise ValueError(
+                f"{type(self).__name__}.{name}: {second} has the shape {np.shape(vector)}, and"
+                f" {first} {np.shape(point)}. Give both the same shape"
+            )
+        if name != "steepest":
+            return method(*args, **options)
+        given.arguments[second] = wide = upcast(vector)
+        result = method(*given.args, **given.kwargs)
         if not isinstance(result, Steepest):
             raise TypeError(
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
                 f" gap); got a {type(result).__name__}"
             )
-        if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
-            result = _without_noise(self, result, point, wide, noise_share(point.dtype, grad.dtype))
-        return result.rounded(grad.dtype, wide, self.factor_ndim)
+        if self.constrained and (is_short(point.dtype) or is_short(vector.dtype)):
+            share = noise_share(point.dtype, vector.dtype)
+            result = _without_noise(self, result, point, wide, share)
+        return result.rounded(vector.dtype, wide, self.factor_ndim)
 
     return guarded
 
@@ -256,24 +269,6 @@ def _without_noise(
     factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
     nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
     return result._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
-
-
-def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method raise `ValueError` if its second argument has another shape than the point."""
-    names = tuple(inspect.signature(method).parameters)[1:3]
-
-    @functools.wraps(method)
-    def checked(self: Manifold, *args: Any, **options: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | options
-        shapes = [np.shape(given[name]) for name in names if name in given]
-        if len(set(shapes)) > 1:
-            raise ValueError(
-                f"{type(self).__name__}.{method.__name__}: {names[1]} has the shape {shapes[1]},"
-                f" and {names[0]} {shapes[0]}. Give both the same shape"
-            )
-        return method(self, *args, **options)
-
-    return checked
 
 
 class ScaledMatrices(Manifold):

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
@@ -21,7 +20,7 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
-from manifoldmuon.optim.rules import Rule
+from manifoldmuon.optim.rules import Rule, rounded, then
 
 
 def transformation(
@@ -67,6 +66,7 @@ def transformation(
       >>> updates[1].item()
       1.0
     """
+    rule = then(rule, rounded)
     options: Any = {"select": select, "divide": divide, "stack": stack, "turn": turn}
 
     def init_fn(params: Any) -> Any:
@@ -81,31 +81,13 @@ def transformation(
         given = None if state is None else by_weight(plan, before)
         if numbers:
             given = given_numbers(plan, params, given, numbers)
-        updates, results = visit(name, plan, rule, updates, params, given, **options)
+        updates, results = execute(name, plan, rule, (params, updates), given, **options)
         return updates, before if state is None else merge(before, results)
 
     # A scalar per dictionary; see `gradient_transformation`.
     empty = optax.EmptyState() if state is None else state(*[jnp.zeros(()) for _ in state._fields])
     kind = Terminal if last else Transformation
     return gradient_transformation(update_fn, init_fn, lambda _: empty, kind)
-
-
-def visit(
-    name: str,
-    plan: Plan,
-    rule: Rule,
-    updates: Any,
-    params: Any,
-    given: dict[str, dict[str, Any]] | None = None,
-    **options: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """Apply a rule to every weight of a plan; return updates, and what was found by path."""
-
-    def function(manifold: Manifold, point: jax.Array, update: jax.Array, *own: Any) -> Any:
-        update, results = rule(manifold, point, update, own[0] if own else {})
-        return update.astype(point.dtype), results
-
-    return execute(name, plan, function, (params, updates), given=given, **options)
 
 
 def init_state(state: Any, init: Any, plan: Plan, params: Any) -> Any:

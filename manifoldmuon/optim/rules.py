@@ -143,6 +143,17 @@ def tangent_part(
     return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
 
 
+def rounded(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+    """Cast to the dtype of the parameter: the last rule of every transformation.
+
+    Examples:
+      >>> point, update = jnp.ones(2, jnp.bfloat16), jnp.ones(2)
+      >>> rounded(mm.manifolds.Euclidean(), point, update, {})[0].dtype.name
+      'bfloat16'
+    """
+    return update.astype(point.dtype), {}
+
+
 def unit(
     manifold: Manifold,
     point: jax.Array,
