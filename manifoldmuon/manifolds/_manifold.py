@@ -26,7 +26,7 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.matrices.rounding import noise_share
+from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
@@ -120,7 +120,10 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
-        """Project `vector` orthogonally onto the tangent space at `point`."""
+        """Project `vector` orthogonally onto the tangent space at `point`.
+
+        A subclass gets vectors of moderate size, scaled by a power of two.
+        """
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         """Return the cold start of `steepest` for points of this shape; `()` for a closed form."""
@@ -147,7 +150,10 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def retract(self, point: Floats, vector: Floats) -> Floats:
-        """Return a point of the set near `point + vector`, for a tangent `vector`."""
+        """Return a point of the set near `point + vector`, for a tangent `vector`.
+
+        A zero `vector` leaves the point as it is, whatever a subclass returns.
+        """
 
     @abc.abstractmethod
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
@@ -213,26 +219,34 @@ class Manifold(Value, abc.ABC):
 
 
 def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Let a method refuse a second argument of another shape than the point.
+    """Let the formula of a method treat bad shapes, tiny and huge numbers, rounding, zero steps.
 
-    `steepest` computes in float32 or wider, and treats the rounding of shorter dtypes.
+    A tangent projection gets vectors of moderate size, `steepest` gradients in float32 or wider.
     """
-    signature = inspect.signature(method)
-    _, first, second, *_ = signature.parameters
+    names = tuple(inspect.signature(method).parameters)[1:3]
+    first, second = names if len(names) == 2 else ("point", "vector")
 
     @functools.wraps(method)
-    def guarded(*args: Any, **options: Any) -> Any:
-        given = signature.bind(*args, **options)
-        self, point, vector = args[0], given.arguments[first], given.arguments[second]
+    def guarded(self: Manifold, *args: Any, **options: Any) -> Any:
+        given = dict(zip((first, second), args, strict=False)) | options
+        if not {first, second} <= set(given):
+            return method(self, *args, **options)  # refuses them
+        point, vector = given[first], given[second]
         if np.shape(point) != np.shape(vector):
             raise ValueError(
                 f"{type(self).__name__}.{name}: {second} has the shape {np.shape(vector)}, and"
                 f" {first} {np.shape(point)}. Give both the same shape"
             )
-        if name != "steepest":
-            return method(*args, **options)
-        given.arguments[second] = wide = upcast(vector)
-        result = method(*given.args, **given.kwargs)
+        ndim = self.factor_ndim
+        if name != "steepest" and not self.constrained:
+            return method(self, *args, **options)
+        if name == "retract":
+            return keep_if_zero(point, vector, method(self, *args, **options), ndim)
+        if name == "project_tangent":
+            return scale_invariant(lambda v: method(self, point, v), vector, ndim)
+        wide = upcast(vector)
+        args, options = args[2:], {k: x for k, x in options.items() if k not in (first, second)}
+        result = method(self, point, wide, *args, **options)
         if not isinstance(result, Steepest):
             raise TypeError(
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
@@ -241,7 +255,7 @@ def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
         if self.constrained and (is_short(point.dtype) or is_short(vector.dtype)):
             share = noise_share(point.dtype, vector.dtype)
             result = _without_noise(self, result, point, wide, share)
-        return result.rounded(vector.dtype, wide, self.factor_ndim)
+        return result.rounded(vector.dtype, wide, ndim)
 
     return guarded
 
