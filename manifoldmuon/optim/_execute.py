@@ -231,8 +231,9 @@ def _scatter(result: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
     shape = (len(group), *shape) if stack or len(group) > 1 else shape
     if len(result) != 2 or (result[0] is not None and getattr(result[0], "shape", None) != shape):
         raise ValueError(
-            f"map_leaves: for a point of shape {shape} the function must return an update of that"
-            f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, result)}."
+            f"for a point of shape {shape} a rule, or the function of map_leaves, must return an"
+            " update of that shape, or a tuple of it and a tree of arrays; got"
+            f" {jax.tree.map(jnp.shape, result)}."
         )
     pairs = [result] * len(group)
     if stack or len(group) > 1:
