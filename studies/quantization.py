@@ -35,7 +35,7 @@ FIXED, STEP, NOISE = "", ", step", ", noise"
 # --- The network, its quantizer, and the fold ----------------------------------------------------
 
 
-def rounded(x: Array, levels: Any, axis: int, gradient: str = FIXED) -> Array:
+def rounded(x: Array, levels: Any, axis: int | tuple[int, ...], gradient: str = FIXED) -> Array:
     """Round to `levels + 1` equally spaced values between the extremes of x and zero.
 
     The gradient passes straight through the rounding. It holds the step, (high - low) / levels,
@@ -332,75 +332,67 @@ class Quantization(Study):
         for row in rows:
             own = groups.setdefault((row["budget"], row["inputs"]), {})
             own.setdefault(row["method"], []).append(row)
-        found: dict[str, Any] = {}
-        for (budget, inputs), methods in groups.items():
-            rival = groups["steps", inputs][RIVAL]
-            found[f"{inputs} bits, equal {budget}"] = {
-                name: {
-                    "cost": estimate([row["quantized"] - row["full"] for row in own]),
-                    "over_rival": estimate(_differences(own, rival)),
-                    **{key: own[0].get(key) for key in ("log2_rate", "edge", "steps")},
-                    **{key: max(row[key] for row in own) for key in ("change", "distance")},
-                }
-                for name, own in methods.items()
+
+        def summary(own: Sequence[Row], rival: Sequence[Row]) -> dict[str, Any]:
+            losses = np.array([row["quantized"] for row in own], np.float64)
+            return {
+                "cost": estimate(losses - [row["full"] for row in own]),
+                "over_rival": estimate(losses - [row["quantized"] for row in rival]),
+                **{key: own[0].get(key) for key in ("log2_rate", "edge", "steps")},
+                **{key: max(row[key] for row in own) for key in ("change", "distance")},
             }
-        return found
+
+        return {
+            f"{bits} bits, equal {budget}": {
+                name: summary(own, groups["steps", bits][RIVAL]) for name, own in methods.items()
+            }
+            for (budget, bits), methods in groups.items()
+        }
 
     def table(self, record: Record) -> str:
         header = "", "cost, nats", f"over {RIVAL}", "log2 rate", "steps", "change", "distance"
-        texts = []
+        texts = ["! marks the best rate at an end of its grid"]
         for setting, methods in record["summary"].items():
             lines = [
                 [name, shown(own["cost"], ".4f"), shown(own["over_rival"], "+.4f"),
                  f"{own['log2_rate']}{'!' if own['edge'] else ''}", str(own["steps"]),
-                 f"{own['change']:.0e}", f"{own['distance']:.0e}"]
+                 *(f"{own[key]:.0e}" for key in ("change", "distance"))]
                 for name, own in methods.items()
             ]  # fmt: skip
-            texts += [f"inputs: {setting} (!: best at the edge of the grid)",
-                      text_table(header, lines), ""]  # fmt: skip
+            texts += [f"\ninputs: {setting}", text_table(header, lines)]
         return "\n".join(texts)
 
     def plot(self, record: Record) -> Any:
-        settings = {k: v for k, v in record["summary"].items() if "steps" in k}
-        figure, grid = panels(1, len(settings), width=5.2, height=4.8)
-        for panel, (setting, methods) in zip(grid[0], settings.items(), strict=True):
+        settings = [x for x in record["summary"].items() if "steps" in x[0]]
+        figure, grid = panels(1, len(settings), width=5.6, height=4.8)
+        for panel, (setting, methods) in zip(grid[0], settings, strict=True):
             for at, (name, own) in enumerate(methods.items()):
-                low, high = own["cost"]["interval"]
                 colour = (
                     GREY if name in STARTS else ORANGE if name in (RIVAL, *OPTIMIZERS) else BLUE
                 )
-                panel.plot([low, high], [at, at], color=colour, linewidth=3)
+                panel.plot(own["cost"]["interval"], [at, at], color=colour, linewidth=3)
                 panel.plot(own["cost"]["mean"], at, "o", color=colour)
             panel.set_yticks(range(len(methods)), list(methods))
             panel.invert_yaxis()
-            panel.set_xscale("log")
-            dress(panel, f"Inputs of {setting.partition(',')[0]}, weights of 4",
-                  "learned, the quantizer's step held constant (orange) or not (blue)",
+            dress(panel, f"Weights of 4 bits, inputs of {setting.partition(' ')[0]}",
+                  "step of the quantizer: constant (orange) or differentiated (blue)",
                   "loss beyond full precision, nats", "")  # fmt: skip
         return figure
-
-
-def _differences(rows: Sequence[Row], others: Sequence[Row]) -> list[float]:
-    return [a["quantized"] - b["quantized"] for a, b in zip(rows, others, strict=True)]
 
 
 @functools.lru_cache(maxsize=16)
 def _pretrained(study: Quantization, seed: int) -> Any:
     """Return the weights of a network after its own training by Adam."""
     text, count = load_text(study.text, study.data_dir), study.pretraining
-    weights = new_network(jax.random.key(seed), len(text.characters), study.width)
-    tokens = jnp.asarray(text.train)
     tx = optax.adam(optax.linear_schedule(4e-3, 0.0, count), b2=0.95)
+    tokens = jnp.asarray(text.train)
     order = jnp.asarray(batches(seed, len(tokens) - CONTEXT, count, 2 * WINDOWS))
 
-    @jax.jit
-    def run(carry: Any) -> Any:
-        def loss(weights: Any, starts: Any) -> Any:
-            return loss_of(weights, windows(tokens, starts, CONTEXT))
+    def loss(weights: Any, starts: Any) -> Any:
+        return loss_of(weights, windows(tokens, starts, CONTEXT))
 
-        return training.train(tx, loss, carry, order)[0][0]
-
-    return run(training.begin(tx, weights))
+    carry = training.begin(tx, new_network(jax.random.key(seed), len(text.characters), study.width))
+    return jax.jit(lambda carry: training.train(tx, loss, carry, order)[0][0])(carry)
 
 
 @functools.lru_cache(maxsize=64)
@@ -409,13 +401,11 @@ def _tuned(study: Quantization, method: str, inputs: int) -> dict[str, Any]:
     and the mean loss at each rate."""
     _, *lowest = OPTIMIZERS[method.removesuffix(STEP)]
     exponents = [lowest[method.endswith(STEP)] + 2 * k for k in range(4)]
+    measured = functools.partial(study.measure, method, inputs, steps=study.steps)
     losses = [
-        np.mean([
-            study.measure(method, inputs, seed, 2.0**exponent, study.steps)["quantized"]
-            for seed in study.tuning_seeds
-        ])
-        for exponent in exponents
-    ]  # fmt: skip
+        np.mean([measured(seed, 2.0**k)["quantized"] for seed in study.tuning_seeds])
+        for k in exponents
+    ]
     best = int(np.nanargmin(losses))
     return {"log2_rate": exponents[best], "edge": best in (0, 3), "tuning": losses}
 
