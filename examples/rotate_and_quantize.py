@@ -17,8 +17,8 @@ WIDTH, CONTEXT = 64, 32
 
 
 def quantized_dot(x, kernel, dims, **options):
-    values = (rounded(y, 15, axes, STEP) for y, axes in zip((x, kernel), dims[0], strict=True))
-    return jax.lax.dot_general(*values, dims, **options)
+    x, kernel = rounded(x, 15, dims[0][0], STEP), rounded(kernel, 15, dims[0][1], STEP)
+    return jax.lax.dot_general(x, kernel, dims, **options)
 
 
 class Block(nnx.Module):

@@ -151,8 +151,8 @@ def cayley_sgd(rate: optax.Schedule) -> optax.GradientTransformation:
             y = x + rate * skew @ ((x + y) / 2)
         return y.mT - point
 
-    def update(grads: Any, count: Any, params: Any = None) -> Any:
-        return jax.tree.map(lambda p, g: step(p, g, rate(count)), params, grads), count + 1
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return jax.tree.map(lambda p, g: step(p, g, rate(state)), params, updates), state + 1
 
     return optax.GradientTransformation(lambda params: jnp.zeros((), jnp.int32), update)
 

@@ -1,6 +1,7 @@
 """Scripts of the gallery: short, listed on their page, and correct in short runs."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -84,7 +85,8 @@ def test_rotations_fold_into_model():
     keys = iter(jax.random.split(jax.random.key(67), 9))
     for _, norm in nnx.iter_graph(model):
         if isinstance(norm, nnx.RMSNorm):
-            norm.scale[...] = jax.random.uniform(next(keys), norm.scale.shape, minval=0.5)
+            scale: Any = norm.scale
+            scale[...] = jax.random.uniform(next(keys), scale.shape, minval=0.5)
     folded = rotate_and_quantize.fold(model, start_of("random", jax.random.key(68), 64))
     scores = np.asarray(model(tokens))
     np.testing.assert_allclose(folded(tokens), scores, atol=1e-5 * np.abs(scores).max())

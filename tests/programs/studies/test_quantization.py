@@ -1,9 +1,10 @@
 """Quantization: the fold keeps the function, laws of the quantizer, Cayley SGD, and a tiny run."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from manifoldmuon.manifolds import Orthogonal
@@ -89,23 +90,26 @@ def test_cayley_sgd_takes_cayley_transform():
     """Short steps match the exact transform, solved in float64."""
     rng = np.random.default_rng(65)
     point, grad = np.linalg.qr(rng.normal(size=(8, 8)))[0], rng.normal(size=(8, 8))
-    tx, params = cayley_sgd(lambda count: 0.01), {"R": jnp.float32(point)}
+    params: Any = {"R": jnp.float32(point)}
+    tx = cayley_sgd(lambda count: 0.01)
+    updates: Any
     updates, _ = tx.update({"R": jnp.float32(grad)}, tx.init(params), params)
     x = point.T
     half = -grad.T @ point - 0.5 * x @ (point @ -grad.T @ point)
     skew, eye = half - half.T, np.eye(8)
     wanted = np.linalg.solve(eye - 0.005 * skew, (eye + 0.005 * skew) @ x).T
-    np.testing.assert_allclose(optax.apply_updates(params, updates)["R"], wanted, atol=1e-6)
+    np.testing.assert_allclose(params["R"] + updates["R"], wanted, atol=1e-6)
 
 
 def test_long_cayley_steps_leave_manifold():
     """Five fixed-point steps are no Cayley transform; the retraction stays within rounding."""
-    start = start_of("Hadamard", jax.random.key(66), 32)
+    start: Any = start_of("Hadamard", jax.random.key(66), 32)
     grads = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size) ** 2.0).reshape(x.shape), start)
     far = []
     for tx in (riemannian_sgd(9.0, GEOMETRY), cayley_sgd(lambda count: 9.0)):
+        updates: Any
         updates, _ = tx.update(grads, tx.init(start), start)
-        far.append(float(Orthogonal().distance(optax.apply_updates(start, updates)["R1"])))
+        far.append(float(Orthogonal().distance(start["R1"] + updates["R1"])))
     assert far[0] < 32 * jnp.finfo(jnp.float32).eps
     assert far[1] > 1e-4
 
