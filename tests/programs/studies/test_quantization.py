@@ -103,15 +103,15 @@ def test_cayley_sgd_takes_cayley_transform():
 
 def test_long_cayley_steps_leave_manifold():
     """Five fixed-point steps are no Cayley transform; the retraction stays within rounding."""
-    start: Any = start_of("Hadamard", jax.random.key(66), 32)
-    grads = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size) ** 2.0).reshape(x.shape), start)
+    start: Any = start_of("none", jax.random.key(66), 32)
+    grads = jax.tree.map(lambda x: jnp.zeros_like(x).at[..., 0, 1].set(1), start)
     far = []
     for tx in (riemannian_sgd(9.0, GEOMETRY), cayley_sgd(lambda count: 9.0)):
         updates: Any
         updates, _ = tx.update(grads, tx.init(start), start)
         far.append(float(Orthogonal().distance(start["R1"] + updates["R1"])))
     assert far[0] < 32 * jnp.finfo(jnp.float32).eps
-    assert far[1] > 1e-4
+    assert far[1] > 1e-3
 
 
 @pytest.mark.slow
