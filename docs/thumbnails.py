@@ -156,6 +156,17 @@ def _fine_tuning(panel: Axes) -> None:
     panel.set(xlim=(-5, -2.5), xlabel="log10 of the error")
 
 
+def _quantization(panel: Axes) -> None:
+    methods = _record("quantization")["summary"]["4 bits, equal steps"]
+    names = {
+        "none": "not rotated", "Hadamard": "Hadamard", "Cayley SGD, rate 1.5": "SpinQuant",
+        "riemannian_sgd, step": "learned here",
+    }  # fmt: skip
+    rows = {label: methods[name]["cost"] for name, label in names.items()}
+    _dots(panel, rows, [GREY, GREY, ORANGE, BLUE])
+    panel.set(xlim=(0, None), xlabel="cost of 4 bits, nats")
+
+
 def _dots(panel: Axes, rows: dict[str, Any], colours: list[str]) -> None:
     """Draw means with intervals, a row for each label."""
     for at, (own, colour) in enumerate(zip(rows.values(), colours, strict=True)):
@@ -173,5 +184,5 @@ def _record(name: str) -> Any:
 DRAWN = {
     "certified": _certified, "cheaper-muon": _cheaper_muon, "critics": _critics,
     "fine-tuning": _fine_tuning, "flows": _flows, "gpt": _gpt, "momentum-bits": _momentum_bits,
-    "plasticity": _plasticity, "recurrent": _recurrent,
+    "plasticity": _plasticity, "quantization": _quantization, "recurrent": _recurrent,
 }  # fmt: skip

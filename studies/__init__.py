@@ -28,6 +28,7 @@ _CLASSES = {
     "flows": "flows:Flows",
     "hello-world": "reproduction.hello_world:HelloWorld",
     "hello-mnist": "reproduction.hello_mnist:HelloMNIST",
+    "quantization": "quantization:Quantization",
     "gpt": "gpt.study:CharacterGPT",
     "manifold-cifar": "reproduction.manifold_cifar:ManifoldCIFAR",
     "agd": "agd:AutomaticDescent",

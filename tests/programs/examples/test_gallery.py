@@ -1,8 +1,13 @@
 """Scripts of the gallery: short, listed on their page, and correct in short runs."""
 
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 
 from examples import (
     certified,
@@ -11,8 +16,10 @@ from examples import (
     hello_world,
     learning_rate_transfer,
     retractions,
+    rotate_and_quantize,
     weight_erasure,
 )
+from studies.quantization import start_of
 
 ROOT = Path(__file__).parents[3]
 SCRIPTS = sorted((ROOT / "examples").rglob("[!_]*.py"))
@@ -70,3 +77,26 @@ def test_retractions_keep_weights_on_manifold(tmp_path):
 @pytest.mark.slow
 def test_learning_rate_transfer_runs_per_width():
     assert list(learning_rate_transfer.main(widths=(16,), steps=40)) == [16]
+
+
+def test_rotations_fold_into_model():
+    """With gains other than 1, which a start does not have."""
+    model, tokens = rotate_and_quantize.gpt(7), jnp.arange(12).reshape(2, 6) % 7
+    keys = iter(jax.random.split(jax.random.key(67), 9))
+    for _, norm in nnx.iter_graph(model):
+        if isinstance(norm, nnx.RMSNorm):
+            scale: Any = norm.scale
+            scale[...] = jax.random.uniform(next(keys), scale.shape, minval=0.5)
+    folded = rotate_and_quantize.fold(model, start_of("random", jax.random.key(68), 64))
+    scores = np.asarray(model(tokens))
+    np.testing.assert_allclose(folded(tokens), scores, atol=1e-5 * np.abs(scores).max())
+    assert (
+        float(jnp.abs(folded.layers[0].embedding[...] - model.layers[0].embedding[...]).max()) > 1
+    )
+
+
+@pytest.mark.slow
+def test_rotations_leave_model_unchanged():
+    losses = rotate_and_quantize.main(steps=60, learning_steps=5)
+    assert losses["error of the fold"] < 1e-5
+    assert losses["full precision"] < np.log(100)

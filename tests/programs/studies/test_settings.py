@@ -15,6 +15,7 @@ from studies.flows import Flows
 from studies.gpt.study import CharacterGPT
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.plasticity import Plasticity
+from studies.quantization import Quantization
 from studies.recurrent.study import Recurrent
 from studies.reproduction.weight_erasure import WeightErasure
 from studies.retractions.study import RetractionLaboratory
@@ -75,6 +76,10 @@ INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: Plasticity(methods=("MuonH",)), "must include"),
     (lambda: Plasticity(seeds=(0,)), "two or more different"),
     (lambda: Plasticity(tasks=3, parts=2), "parts divide tasks"),
+    (lambda: Quantization(methods=("none",)), "methods must include"),
+    (lambda: Quantization(seeds=(10,)), "two or more different"),
+    (lambda: Quantization(seeds=(1, 10)), "tuning_seeds must differ from seeds"),
+    (lambda: Quantization(width=48), "width 32, 64 or 128; got"),
     (lambda: Recurrent(methods=("GRU",)), "methods must include"),
     (lambda: Recurrent(rival_seeds=(0,)), "two or more different"),
     (lambda: Recurrent(solving_steps=70), "multiples of 50"),
