@@ -109,8 +109,8 @@ def _probe(tx: optax.GradientTransformation) -> float:
     try:
         # Inside `jax.jit`, too, a compiled program runs at once; `ensure_compile_time_eval` would
         # compile a program for every operation.
-        program = jax.jit(probe).lower().compile(compiler_options((), 1) or None)
-        return float(program())
+        with jax.disable_jit(False):
+            return float(jax.jit(probe).lower().compile(compiler_options((), 1) or None)())
     except Exception:
         return 0.0
 
