@@ -80,8 +80,9 @@ class _Products(MsignMethod):
         if self.operands is not None:
             check_dtype(f"{type(self).__name__}.operands", self.operands)
 
-    def _multiply(self, left, right):
-        return product(left, right, self.precision, self.operands)
+    @property
+    def _multiply(self):
+        return functools.partial(product, precision=self.precision, operands=self.operands)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -26,7 +26,7 @@ from manifoldmuon._internal.matrices.arrays import (
     upcast,
 )
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.matrices.rounding import noise_share
+from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, scale_of
 from manifoldmuon._internal.values import Value
 from manifoldmuon.manifolds._layout import AxisNumbers, Layout
@@ -86,9 +86,7 @@ class Manifold(Value, abc.ABC):
         super().__init_subclass__(**arguments)
         for name in ("project_tangent", "steepest", "retract"):
             if name in vars(cls):
-                method = vars(cls)[name]
-                method = _above_rounding(method) if name == "steepest" else method
-                setattr(cls, name, _with_equal_shapes(method))
+                setattr(cls, name, _guarded(vars(cls)[name], name))
 
     @property
     @abc.abstractmethod
@@ -122,7 +120,10 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
-        """Project `vector` orthogonally onto the tangent space at `point`."""
+        """Project `vector` orthogonally onto the tangent space at `point`.
+
+        A subclass gets vectors of moderate size, scaled by a power of two.
+        """
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         """Return the cold start of `steepest` for points of this shape; `()` for a closed form."""
@@ -149,7 +150,10 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def retract(self, point: Floats, vector: Floats) -> Floats:
-        """Return a point of the set near `point + vector`, for a tangent `vector`."""
+        """Return a point of the set near `point + vector`, for a tangent `vector`.
+
+        A zero `vector` leaves the point as it is, whatever a subclass returns.
+        """
 
     @abc.abstractmethod
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
@@ -214,21 +218,44 @@ class Manifold(Value, abc.ABC):
         return LaidOut(self, Layout(ndim=self.ndim + axes))
 
 
-def _above_rounding(method: Callable[..., Steepest]) -> Callable[..., Steepest]:
-    """Let `steepest` compute in float32 or wider, and treat the rounding of shorter dtypes."""
+def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Let the formula of a method treat bad shapes, tiny and huge numbers, rounding, zero steps.
+
+    A tangent projection gets vectors of moderate size, `steepest` gradients in float32 or wider.
+    """
+    names = tuple(inspect.signature(method).parameters)[1:3]
+    first, second = names if len(names) == 2 else ("point", "vector")
 
     @functools.wraps(method)
-    def guarded(self: Manifold, point: Floats, grad: Floats, *dual: Any, **named: Any) -> Steepest:
-        wide = upcast(grad)
-        result = method(self, point, wide, *dual, **named)
+    def guarded(self: Manifold, *args: Any, **options: Any) -> Any:
+        given = dict(zip((first, second), args, strict=False)) | options
+        if not {first, second} <= set(given):
+            return method(self, *args, **options)  # refuses them
+        point, vector = given[first], given[second]
+        if np.shape(point) != np.shape(vector):
+            raise ValueError(
+                f"{type(self).__name__}.{name}: {second} has the shape {np.shape(vector)}, and"
+                f" {first} {np.shape(point)}. Give both the same shape"
+            )
+        ndim = self.factor_ndim
+        if name != "steepest" and not self.constrained:
+            return method(self, *args, **options)
+        if name == "retract":
+            return keep_if_zero(point, vector, method(self, *args, **options), ndim)
+        if name == "project_tangent":
+            return scale_invariant(lambda v: method(self, point, v), vector, ndim)
+        wide = upcast(vector)
+        args, options = args[2:], {k: x for k, x in options.items() if k not in (first, second)}
+        result = method(self, point, wide, *args, **options)
         if not isinstance(result, Steepest):
             raise TypeError(
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
                 f" gap); got a {type(result).__name__}"
             )
-        if self.constrained and (is_short(point.dtype) or is_short(grad.dtype)):
-            result = _without_noise(self, result, point, wide, noise_share(point.dtype, grad.dtype))
-        return result.rounded(grad.dtype, wide, self.factor_ndim)
+        if self.constrained and (is_short(point.dtype) or is_short(vector.dtype)):
+            share = noise_share(point.dtype, vector.dtype)
+            result = _without_noise(self, result, point, wide, share)
+        return result.rounded(vector.dtype, wide, ndim)
 
     return guarded
 
@@ -256,24 +283,6 @@ def _without_noise(
     factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
     nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
     return result._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
-
-
-def _with_equal_shapes(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method raise `ValueError` if its second argument has another shape than the point."""
-    names = tuple(inspect.signature(method).parameters)[1:3]
-
-    @functools.wraps(method)
-    def checked(self: Manifold, *args: Any, **options: Any) -> Any:
-        given = dict(zip(names, args, strict=False)) | options
-        shapes = [np.shape(given[name]) for name in names if name in given]
-        if len(set(shapes)) > 1:
-            raise ValueError(
-                f"{type(self).__name__}.{method.__name__}: {names[1]} has the shape {shapes[1]},"
-                f" and {names[0]} {shapes[0]}. Give both the same shape"
-            )
-        return method(self, *args, **options)
-
-    return checked
 
 
 class ScaledMatrices(Manifold):

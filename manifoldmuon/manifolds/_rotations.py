@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,6 @@ from manifoldmuon._internal.matrices.arrays import (
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds._stiefel import Orthogonal
-from manifoldmuon.manifolds.solvers import Steepest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,15 +53,6 @@ class Rotations(Orthogonal):
 
         return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
 
-    def project_tangent(self, point: Squares, vector: Squares) -> Squares:
-        return super().project_tangent(self._unmirrored(point), vector)
-
-    def steepest(self, point: Squares, grad: Squares, dual: Any = ()) -> Steepest:
-        return super().steepest(self._unmirrored(point), grad, dual)
-
-    def retract(self, point: Squares, vector: Squares) -> Squares:
-        return super().retract(self._unmirrored(point), vector)
-
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Squares:
         """Return a uniform (Haar-distributed) rotation."""
         point = super().random_point(key, shape, dtype)
@@ -75,13 +64,13 @@ class Rotations(Orthogonal):
         mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
         return jnp.maximum(distance := super().distance(point), mirrored.astype(distance.dtype))
 
-    def _unmirrored(self, point: Squares) -> Squares:
+    def _unit(self, point: Squares) -> Squares:
         mirrored = _is_mirrored(point)
 
         def nearest(point: Array) -> Array:
             return jnp.where(expand_trailing(mirrored, 2), self.project(point), point)
 
-        return jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point)
+        return super()._unit(jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point))
 
 
 def _is_mirrored(point: Squares) -> Bool[Array, "*batch"]:

@@ -40,7 +40,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     times_power_of_two,
 )
-from manifoldmuon._internal.matrices.rounding import bounded_step, keep_if_zero, scale_invariant
+from manifoldmuon._internal.matrices.rounding import bounded_step
 from manifoldmuon._internal.scales import ScaleRule, check_scale
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_projector
 from manifoldmuon.manifolds._euclidean import Euclidean
@@ -98,8 +98,7 @@ class _WithBoundary(BoundedSpectrum):
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         """Return the nearest displacement that stays in the set: at the boundary, on a cone."""
-        normal = self._normal(point)
-        return scale_invariant(lambda v: v + normal(-v), vector, 2)
+        return vector + self._normal(point)(-vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         if self.solver is None:
@@ -110,7 +109,7 @@ class _WithBoundary(BoundedSpectrum):
         scale = self._scale(point)
         step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
         new_point = self._returned(self._unit(point), step)
-        return keep_if_zero(point, vector, scale * match_orientation(new_point, point), 2)
+        return scale * match_orientation(new_point, point)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""

@@ -38,9 +38,7 @@ from manifoldmuon._internal.matrices.powers_of_two import (
     to_unit_norm,
 )
 from manifoldmuon._internal.matrices.rounding import (
-    keep_if_zero,
     noise_share,
-    scale_invariant,
     without,
 )
 from manifoldmuon._internal.matrices.spectral import (
@@ -90,8 +88,7 @@ class SpectralSphere(BoundedSpectrum):
         check_fields(self, lanczos="[1, inf)")
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        unit = self._normal(point)
-        return scale_invariant(lambda v: without(unit, v, 2), vector, 2)
+        return without(self._normal(point), vector, 2)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init(shape[:-2], 0)
@@ -121,8 +118,7 @@ class SpectralSphere(BoundedSpectrum):
         high = tall(new_point)
         square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
         size = expand_trailing(jnp.sqrt(square), 2)
-        new_point = self._scale(point) * new_point / nonzero_or_one(size)
-        return keep_if_zero(point, vector, new_point, 2)
+        return self._scale(point) * new_point / nonzero_or_one(size)
 
     def for_training(self) -> "SpectralSphere":
         """Return this set with at most two signs per step and 24 steps of Lanczos' method."""

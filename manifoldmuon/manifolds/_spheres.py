@@ -31,8 +31,6 @@ from manifoldmuon._internal.matrices.arrays import (
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon._internal.matrices.rounding import (
     bounded_step,
-    keep_if_zero,
-    scale_invariant,
     without,
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
@@ -116,8 +114,7 @@ class Hypersphere(Manifold):
         return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
-        unit = to_unit_norm(point, self.ndim)
-        return scale_invariant(lambda v: without(unit, v, self.ndim), vector, self.ndim)
+        return without(to_unit_norm(point, self.ndim), vector, self.ndim)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         closed = self.norm.is_euclidean
@@ -138,8 +135,7 @@ class Hypersphere(Manifold):
         radius = self._radius(point)
         unit = upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
-        new_point = radius * self.retraction.retract(unit, step)
-        return keep_if_zero(point, vector, new_point.reshape(point.shape), self.ndim)
+        return (radius * self.retraction.retract(unit, step)).reshape(point.shape)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
         self.check_shape(shape)
@@ -233,7 +229,7 @@ class EmbeddingRows(Manifold):
         return self._row.project(point)
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        return self._row.project_tangent(point, vector)
+        return without(to_unit_norm(point, 1), vector, 1)
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self._closed else self.solver.init(shape[:-1], 1)

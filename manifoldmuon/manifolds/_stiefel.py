@@ -33,12 +33,7 @@ from manifoldmuon._internal.matrices.arrays import (
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.matrices.rounding import (
-    bounded_step,
-    keep_if_zero,
-    scale_invariant,
-    without_fma,
-)
+from manifoldmuon._internal.matrices.rounding import bounded_step, without_fma
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
 from manifoldmuon.manifolds._polar_factors import exceeds_distance, nearest_orthonormal
@@ -84,9 +79,7 @@ class _Orthonormal(ScaledMatrices):
         return _like(nearest_orthonormal(tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        unit = self._at(point)
-        projected = scale_invariant(lambda v: self._tangent_part(unit, v), tall(vector), 2)
-        return match_orientation(projected, vector)
+        return match_orientation(self._tangent_part(self._at(point), tall(vector)), vector)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
@@ -95,7 +88,7 @@ class _Orthonormal(ScaledMatrices):
         if self.retraction.wide:
             unit, step = match_orientation(unit, point), match_orientation(step, vector)
         new_point = self.retraction.retract(unit, step)
-        return keep_if_zero(point, vector, _like(new_point, point, scale), 2)
+        return _like(new_point, point, scale)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a uniform (Haar-distributed) point."""

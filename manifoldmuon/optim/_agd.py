@@ -189,7 +189,9 @@ def _tap_sizes(layout: Layout, shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(shape[axis] for axis in axes)
 
 
-def _dualize(manifold: Manifold, point: jax.Array, grad: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _dualize(
+    manifold: Manifold, point: jax.Array, grad: jax.Array, given: Any
+) -> tuple[jax.Array, jax.Array]:
     """Return unit directions and gradient norms per matrix, each times `_fan_ratio`."""
     wide = upcast(grad)
     return manifold.norm.dualize(wide), manifold.norm.dual_norm(wide)

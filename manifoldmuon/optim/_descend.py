@@ -24,18 +24,13 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
+from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._links import ScaleBySteepestState, init_steepest
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._start import refuse_far
-from manifoldmuon.optim._transformation import (
-    budgets_by_weight,
-    by_weight,
-    init_state,
-    merge,
-    visit,
-)
-from manifoldmuon.optim.rules import Given, Result, budget, direction, retraction, then
+from manifoldmuon.optim._transformation import budgets_by_weight, by_weight, init_state, merge
+from manifoldmuon.optim.rules import Given, Result, budget, direction, retraction
 
 
 class DescendState(NamedTuple):
@@ -101,8 +96,8 @@ def descend(
         shares = find_budgets(budgets, params).values
         signed = budgets_by_weight(plan, params, shares, -rate, constrained)
         given = {p: x | signed.get(p, {}) for p, x in by_weight(plan, before).items()}
-        options: Any = {"divide": True, "turn": True}
-        updates, results = visit("descend", plan, _step, updates, params, given, **options)
+        trees = params, updates
+        updates, results = execute("descend", plan, _step, trees, given, divide=True, turn=True)
         leaves, points = plan.leaves(updates), plan.leaves(params)
         # Here, and not in the visit, the compiler fuses it with `apply_updates`.
         free = {w.index: shares[w.index] for w in plan.weights if not w.manifold.constrained}
@@ -114,7 +109,7 @@ def descend(
                 leaves[i] = -step.astype(leaves[i].dtype)
         updates = jax.tree.unflatten(plan.treedef, leaves)
         count = optax.safe_increment(count) if scheduled else ()
-        return updates, DescendState(count, merge(before, results))
+        return updates, DescendState(count, merge("descend", before, results))
 
     def placeholder(params: Any) -> DescendState:
         zero = jnp.zeros(())
@@ -126,12 +121,12 @@ def descend(
 
 def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
     """Return the step of a constrained weight, and the direction of an unconstrained weight."""
+    # Not `then(direction, budget, retraction)`: what is emitted at once is rounded at once.
+    update, results = direction(manifold, point, update, given, rounded=not manifold.constrained)
     if not manifold.constrained:
-        return direction(manifold, point, update, given, rounded=True)
-    return _down(manifold, point, update, given)
-
-
-_down = then(direction, budget, retraction)
+        return update, results
+    update, _ = budget(manifold, point, update, given)
+    return retraction(manifold, point, update, given)[0], results
 
 
 def _at(count: Any, value: Any) -> Any:

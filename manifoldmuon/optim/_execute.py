@@ -30,13 +30,13 @@ class Leaf(NamedTuple):
     Attributes:
       weight: the weight of the plan.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
-      given: `(value,)` by path, or `()`.
+      given: what the rule gets of its own, a tree of arrays.
       turned: whether the function gets the transposed matrices.
     """
 
     weight: Weight
     arrays: tuple[jax.Array, ...]
-    given: tuple[Any, ...]
+    given: Any
     turned: bool = False
 
     @property
@@ -99,28 +99,30 @@ def map_leaves(
       [2.0, 2.0]
     """
     plan = plan_updates(name, geometry, updates, params)
-    options: Any = {"select": select, "given": carried, "divide": divide, "stack": stack}
-    return execute(name, plan, function, (params, updates, *others), **options)
+    rule = function if carried is not None else lambda *arguments: function(*arguments[:-1])
+    options: Any = {"select": select, "divide": divide, "stack": stack}
+    return execute(name, plan, rule, (params, updates, *others), carried, **options)
 
 
 def execute(
     name: str,
     plan: Plan,
-    function: Callable[..., Any],
+    rule: Callable[..., Any],
     trees: tuple[Any, ...],
+    given: Mapping[str, Any] | None = None,
     *,
     select: Callable[[Manifold], bool] | None = None,
-    given: Mapping[str, Any] | None = None,
     divide: bool = False,
     stack: bool = True,
     turn: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    """Call a function for every weight of a plan; see `map_leaves`.
+    """Apply a rule to every weight of a plan; return updates, and further results by path.
 
     Args:
+      rule: see `map_leaves`; its last argument is `given`, or an empty dictionary.
       trees: parameters, updates that fit them, and further trees like the updates.
-      given: `carried` of `map_leaves`.
-      turn: whether the function commutes with transposition on manifolds that do: wide matrices are
+      given: values by path; weights without any are an error.
+      turn: whether the rule commutes with transposition on manifolds that do: wide matrices are
         then stacked with tall matrices, so that two shapes compile as one. Not on a mesh, whose
         axes divide rows and columns differently.
     """
@@ -139,8 +141,7 @@ def execute(
         elif given is not None and weight.path not in given:
             unknown.append(weight.path)
         else:
-            own = () if given is None else (given[weight.path],)
-            leaf = Leaf(weight, tuple(arrays), own)
+            leaf = Leaf(weight, tuple(arrays), {} if given is None else given[weight.path])
             leaves[i] = leaf._replace(turned=turn and _is_turned(leaf))
     if unknown:
         raise ValueError(
@@ -154,10 +155,10 @@ def execute(
     for mesh, groups in meshes.items():
         stacks, solved = [[leaves[i] for i in group] for group in groups], []
         if mesh is not None:
-            solved = _solve_on_mesh(function, stacks, mesh, divide)
+            solved = _solve_on_mesh(rule, stacks, mesh, divide)
         else:
             for same in stacks:
-                solved.append(_scatter(function(same[0].weight.manifold, *_gather(same)), same))
+                solved.append(_scatter(rule(same[0].weight.manifold, *_gather(same)), same))
         for group, pairs in zip(groups, solved, strict=True):
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result
@@ -215,11 +216,11 @@ def _division(leaf: Leaf) -> Division | None:
 
 
 def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
-    """Return the arguments of the function for a group, in the manifold's layout."""
+    """Return point, update, further arrays and `given` of a group, in the manifold's layout."""
     rows = []
     for leaf in group:
         arrays = [leaf.weight.inward(x) for x in leaf.arrays]
-        rows.append((*[x.mT if leaf.turned else x for x in arrays], *leaf.given))
+        rows.append((*[x.mT if leaf.turned else x for x in arrays], leaf.given))
     return jax.tree.map(lambda *x: jnp.stack(x), *rows) if stack or len(rows) > 1 else rows[0]
 
 
@@ -230,8 +231,9 @@ def _scatter(result: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
     shape = (len(group), *shape) if stack or len(group) > 1 else shape
     if len(result) != 2 or (result[0] is not None and getattr(result[0], "shape", None) != shape):
         raise ValueError(
-            f"map_leaves: for a point of shape {shape} the function must return an update of that"
-            f" shape, or a tuple of it and a tree of arrays; got {jax.tree.map(jnp.shape, result)}."
+            f"for a point of shape {shape} a rule, or the function of map_leaves, must return an"
+            " update of that shape, or a tuple of it and a tree of arrays; got"
+            f" {jax.tree.map(jnp.shape, result)}."
         )
     pairs = [result] * len(group)
     if stack or len(group) > 1:
@@ -292,7 +294,7 @@ def _numbers_jvp(primals, tangents):
 
 
 def _solve_on_mesh(
-    function: Callable[..., Any], groups: list[list[Leaf]], mesh: Any, divide: bool
+    rule: Callable[..., Any], groups: list[list[Leaf]], mesh: Any, divide: bool
 ) -> list[list[tuple[Any, Any]]]:
     """Return updates and second results of groups on the same mesh.
 
@@ -300,7 +302,7 @@ def _solve_on_mesh(
     inside `auto_axes` the compiler chooses shardings, as on an automatic mesh.
     """
     manifolds = [group[0].weight.manifold for group in groups]
-    solvers = [functools.partial(function, manifold) for manifold in manifolds]
+    solvers = [functools.partial(rule, manifold) for manifold in manifolds]
     divisions = [_division(group[0]) for group in groups]
 
     def inside(given):

@@ -19,11 +19,12 @@ from manifoldmuon._internal.trees.transformations import (
     gradient_transformation,
 )
 from manifoldmuon.optim._budget import Budgets, find_budgets
+from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._keep_norms import KeepNormsState, Radius, init_radii
 from manifoldmuon.optim._plan import plan_updates
-from manifoldmuon.optim._transformation import budgets_by_weight, by_weight, visit
-from manifoldmuon.optim.rules import Rule, budget, keep_norm, on_sphere, then, unit
+from manifoldmuon.optim._transformation import budgets_by_weight, by_weight
+from manifoldmuon.optim.rules import Rule, budget, keep_norm, on_sphere, rounded, then, unit
 
 
 @check_arguments(radial=number("[0, 1]"))
@@ -109,7 +110,7 @@ def norm_keeping(
     `optax.scale_by_learning_rate` and `keep_norms`.
     """
     base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
-    last = then(second, budget, keep_norm)
+    last = then(second, budget, keep_norm, rounded)
     empty = [optax.EmptyState()] * (1 if budgets is None else 2)
     budgets = 1.0 if budgets is None else budgets
 
@@ -135,11 +136,13 @@ def norm_keeping(
         }
         rule, stack = last, first is not None
         if first is not None and any(mesh_of(x) is not None for x in jax.tree.leaves(params)):
-            updates, _ = visit(name, plan, first, updates, params, divide=True)
+            move = then(first, rounded)
+            updates, _ = execute(name, plan, move, (params, updates), divide=True)
             stack = False
         elif first is not None:
             rule = then(first, last)
-        updates, _ = visit(name, plan, rule, updates, params, given, stack=stack, turn=stack)
+        trees = params, updates
+        updates, _ = execute(name, plan, rule, trees, given, stack=stack, turn=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:

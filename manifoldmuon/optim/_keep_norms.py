@@ -28,10 +28,10 @@ from manifoldmuon._internal.trees.transformations import (
     gradient_transformation,
 )
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._execute import map_leaves
+from manifoldmuon.optim._execute import execute, map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
-from manifoldmuon.optim._transformation import by_weight, visit
+from manifoldmuon.optim._transformation import by_weight
 from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import keep_norm, on_sphere
 
@@ -103,7 +103,7 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
         given = by_weight(plan, state)
         # Not stacked: the compiler fuses a few entrywise operations with their neighbours.
         options: Any = {"select": on_sphere, "stack": False}
-        return visit("keep_norms", plan, keep_norm, updates, params, given, **options)[0], state
+        return execute("keep_norms", plan, keep_norm, (params, updates), given, **options)[0], state
 
     # One scalar per dictionary keyed by path; see `gradient_transformation`.
     empty = KeepNormsState(jnp.zeros(()))  # type: ignore

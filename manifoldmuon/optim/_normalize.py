@@ -103,9 +103,9 @@ def normalize(
         updates, base_state = base.update(updates, state.base, params, **extra_args)
         measure = functools.partial(_tangent_norm, iterations)
         trees = params, updates
-        tangents, sizes = execute("normalize", plan, measure, trees, given=state.vectors)
+        tangents, sizes = execute("normalize", plan, measure, trees, state.vectors)
         lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)
-        units, _ = execute("normalize", plan, _divide, trees, given=lengths, stack=False)
+        units, _ = execute("normalize", plan, _divide, trees, lengths, stack=False)
         scaled, _ = shares.update(units, optax.EmptyState())
         vectors = {path: after for path, (_, after) in sizes.items()}
         return scaled, NormalizeState(base_state, state.vectors | vectors)

@@ -21,7 +21,7 @@ from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
-from manifoldmuon.optim.rules import Rule
+from manifoldmuon.optim.rules import Rule, rounded, then
 
 
 def transformation(
@@ -43,13 +43,15 @@ def transformation(
 
     Args:
       rule: a rule, or several composed by `rules.then`. The last update is cast to the dtype of
-        the parameter.
+        the parameter: a rule need not round.
       geometry: the manifold of each parameter; see `resolve_geometry`.
       state: the type of the state, a NamedTuple of dictionaries by path; a rule gets and finds
         values by the names of its fields. None for no state.
-      init: `init(manifold, shape)` returns the first value of each field, for points of this shape
-        with leading axes; None leaves the weight out of a field.
-      numbers: hyperparameters that a rule is given by name, one per point. (Traced numbers, as from
+      init: `init(manifold, shape)` returns a tuple, the first value of each field, for points of
+        this shape with leading axes (a number per point has the shape
+        `shape[: len(shape) - manifold.ndim]`); None leaves the weight out of a field.
+      numbers: hyperparameters that a rule is given by name: an array with one number per point,
+        which needs `manifold.ndim` more axes to multiply an update. (Traced numbers, as from
         `optax.inject_hyperparams`, cannot come into a divided rule from outside.)
       name: name of the transformation, for error messages.
       last: whether no transformation may follow, as after a retraction; see `chain`.
@@ -60,6 +62,11 @@ def transformation(
       turn: whether the rule gives transposed updates for transposed matrices: wide matrices are
         then stacked with tall ones, see `Manifold.transposable`.
 
+    Raises:
+      TypeError: a rule or `init` returns something else; on use, see `resolve_geometry`.
+      ValueError: a state without `init`, or a number with the name of a field; on use, if
+        rules return other names than the state has, or a value of another shape or dtype.
+
     Examples:
       >>> tx = transformation(rules.then(rules.tangent, rules.unit), mm.manifolds.Hypersphere())
       >>> params = jnp.array([1.0, 0.0])
@@ -67,6 +74,11 @@ def transformation(
       >>> updates[1].item()
       1.0
     """
+    if (state is None) != (init is None):
+        raise ValueError(f"{name}: give `state` and `init` together, or neither")
+    if clash := sorted(set(numbers) & set(getattr(state, "_fields", ()))):
+        raise ValueError(f"{name}: {clash} are numbers and fields of the state; rename one of them")
+    rule = then(rule, rounded)
     options: Any = {"select": select, "divide": divide, "stack": stack, "turn": turn}
 
     def init_fn(params: Any) -> Any:
@@ -81,8 +93,8 @@ def transformation(
         given = None if state is None else by_weight(plan, before)
         if numbers:
             given = given_numbers(plan, params, given, numbers)
-        updates, results = visit(name, plan, rule, updates, params, given, **options)
-        return updates, before if state is None else merge(before, results)
+        updates, results = execute(name, plan, rule, (params, updates), given, **options)
+        return updates, before if state is None else merge(name, before, results)
 
     # A scalar per dictionary; see `gradient_transformation`.
     empty = optax.EmptyState() if state is None else state(*[jnp.zeros(()) for _ in state._fields])
@@ -90,29 +102,15 @@ def transformation(
     return gradient_transformation(update_fn, init_fn, lambda _: empty, kind)
 
 
-def visit(
-    name: str,
-    plan: Plan,
-    rule: Rule,
-    updates: Any,
-    params: Any,
-    given: dict[str, dict[str, Any]] | None = None,
-    **options: Any,
-) -> tuple[Any, dict[str, Any]]:
-    """Apply a rule to every weight of a plan; return updates, and what was found by path."""
-
-    def function(manifold: Manifold, point: jax.Array, update: jax.Array, *own: Any) -> Any:
-        update, results = rule(manifold, point, update, own[0] if own else {})
-        return update.astype(point.dtype), results
-
-    return execute(name, plan, function, (params, updates), given=given, **options)
-
-
 def init_state(state: Any, init: Any, plan: Plan, params: Any) -> Any:
     """Return a state of dictionaries by path; see `transformation`."""
-    first = plan.by_path(lambda w, leaf: init(w.manifold, w.shape(leaf)), params)
-    fields = range(len(state._fields))
-    return state(*[{p: x[k] for p, x in first.items() if x[k] is not None} for k in fields])
+    first, fields = {}, state._fields
+    for path, values in plan.by_path(lambda w, x: init(w.manifold, w.shape(x)), params).items():
+        if not isinstance(values, tuple) or len(values) != len(fields):
+            raise TypeError(f"init must return a tuple with a value for each of {fields}")
+        first[path] = values
+    own = [{p: x[k] for p, x in first.items() if x[k] is not None} for k in range(len(fields))]
+    return state(*own)
 
 
 def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:
@@ -125,13 +123,31 @@ def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:
     return given
 
 
-def merge(state: Any, results: dict[str, Any]) -> Any:
+def merge(name: str, state: Any, results: dict[str, Any]) -> Any:
     """Return the next state; weights without an update keep their values."""
     after = {}
+    for path, found in results.items():
+        unknown, missing = set(found) - set(state._fields), set(state._fields) - set(found)
+        if unknown and missing:
+            raise ValueError(
+                f"{name}: rules return {sorted(unknown)}, and nothing for {sorted(missing)} of the"
+                " state. Return the next value by the name of its field, also if it stays the same"
+            )
+        for field in set(found) & set(state._fields):
+            new, old = found[field], getattr(state, field).get(path, found[field])
+            if jax.tree.map(_kind, new) != jax.tree.map(_kind, old):
+                raise ValueError(
+                    f"{name}: rules return {jax.tree.map(_kind, new)} as {field!r} of {path!r},"
+                    f" where the state has {jax.tree.map(_kind, old)}"
+                )
     for field, old in state._asdict().items():
         new = {p: x[field] for p, x in results.items() if field in x and p in old}
         after[field] = old | {p: shard_alike(x, old[p]) for p, x in new.items()}
     return state._replace(**after)
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype}{list(x.shape)}"
 
 
 def given_numbers(

@@ -2,8 +2,8 @@
 
 A rule is a pure function `rule(manifold, point, update, given) -> (update, results)` without trees:
 leading axes are independent points, `given` holds known values by name, and `results` the values
-for the next rules and the state. Updates are float32 or wider between rules, whatever the dtype of
-the parameters.
+for the next rules and the state. The first rule gets the gradient in its own dtype, which says how
+much of it is rounding: compute in float32 or wider. Equal weights are stacked: try a rule on two.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def then(*rules: Rule) -> Rule:
     def composed(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
         results: dict[str, Any] = {}
         for rule in rules:
-            update, new = rule(manifold, point, update, {**given, **results})
+            found = rule(manifold, point, update, {**given, **results})
+            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
+                raise TypeError(f"{rule} must return (update, results), with a dictionary by name")
+            update, new = found
             results |= new
         return update, results
 
@@ -141,6 +144,17 @@ def tangent_part(
     size, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (projected, vector))
     noise = size <= noise_share(point.dtype, vector.dtype) * whole
     return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
+
+
+def rounded(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+    """Cast to the dtype of the parameter: the last rule of every transformation.
+
+    Examples:
+      >>> point, update = jnp.ones(2, jnp.bfloat16), jnp.ones(2)
+      >>> rounded(mm.manifolds.Euclidean(), point, update, {})[0].dtype.name
+      'bfloat16'
+    """
+    return update.astype(point.dtype), {}
 
 
 def unit(

@@ -74,5 +74,5 @@ def test_budgets_may_be_traced():
 )
 def test_map_leaves_rejects_invalid_results(returned):
     params = {name: jnp.eye(3, 2) for name in "ab"}
-    with pytest.raises(ValueError, match="map_leaves: for a point of shape .* must return"):
+    with pytest.raises(ValueError, match="for a point of shape .* must return"):
         optim.map_leaves(lambda manifold, point, update: returned(point), Stiefel(), params, params)

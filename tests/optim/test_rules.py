@@ -127,3 +127,42 @@ def test_transposed_matrices_have_transposed_steps(manifold):
 def test_norms_by_fan_are_not_transposed():
     rules_by_fan = [Stiefel(FanRatio()), Euclidean(RMSToRMS()), Hypersphere(RootRank(), ndim=2)]
     assert not any(manifold.transposable for manifold in rules_by_fan)
+
+
+def only_an_update(manifold, point, update, given):
+    return update
+
+
+def misspelt(manifold, point, update, given):
+    return update, {"sen": given["seen"] + 1}
+
+
+def wider(manifold, point, update, given):
+    return update, {"seen": jnp.ones((*given["seen"].shape, 1))}
+
+
+@pytest.mark.parametrize(
+    ("rule", "kind", "words"),
+    [
+        (only_an_update, TypeError, r"only_an_update.* must return \(update, results\)"),
+        (misspelt, ValueError, r"rules return \['sen'\], and nothing for \['seen'\]"),
+        (wider, ValueError, r"rules return float32\[2, 1\] as 'seen' of 'a'.*float32\[2\]"),
+    ],
+)
+def test_wrong_results_of_a_rule_are_refused_with_their_names(rule, kind, words):
+    params, geometry = {"a": jnp.ones((2, 4, 3))}, Stiefel().stacked()
+    tx = optim.transformation(rule, geometry, Seen, lambda manifold, shape: (jnp.zeros(shape[0]),))
+    with pytest.raises(kind, match=words):
+        tx.update(params, tx.init(params), params)
+
+
+def test_state_and_numbers_that_do_not_fit_are_refused_at_once():
+    def first(manifold, shape):
+        return jnp.zeros(shape[:-2])
+
+    with pytest.raises(ValueError, match="`state` and `init` together"):
+        optim.transformation(count_visits, Stiefel(), Seen)
+    with pytest.raises(ValueError, match=r"\['seen'\] are numbers and fields"):
+        optim.transformation(count_visits, Stiefel(), Seen, first, numbers={"seen": 1.0})
+    with pytest.raises(TypeError, match="init must return a tuple"):
+        optim.transformation(count_visits, Stiefel(), Seen, first).init(jnp.eye(3))

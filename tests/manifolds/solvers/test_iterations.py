@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manifoldmuon.linalg import msign
 from manifoldmuon.manifolds.solvers import DualAscent
+from manifoldmuon.manifolds.solvers._dual_ascent import finish, stack, unit_of
+from manifoldmuon.manifolds.solvers._parts import split
 from manifoldmuon.norms import Spectral
 from studies.stiefel_problems import stiefel_problem
 
@@ -33,3 +36,12 @@ def test_dual_ascent_keeps_dtype_under_x64():
             solve = functools.partial(solver.solve, NORM)
             answer = jax.eval_shape(solve, point, point, solver.init(point.shape))
             assert answer.direction.dtype == dtype
+
+
+def test_directions_of_iterations_are_not_longer_than_one():
+    """The SVD in float32 that measures a direction rounds, too; float64 finds what it misses."""
+    point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 256, 128))
+    parts = split(point, grad)
+    exact = msign(stack(parts, jnp.zeros((128, 128)), unit_of(parts)))
+    found = jax.jit(finish)(parts, 1.5 * exact, jnp.float32(1e4), ())
+    assert np.linalg.norm(np.asarray(found.direction, np.float64), 2) <= 1
