@@ -89,8 +89,8 @@ def _warn_of_new_norms(plan: Plan, before: Any, after: Any) -> None:
 def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
     """Return a random point on its manifold for every parameter.
 
-    The values of a leaf depend only on `key` and its path: adding a layer does not change the
-    other layers.
+    The values of a leaf depend only on `key` and its path, up to rounding inside `jax.jit`: adding
+    a layer does not change the other layers.
 
     Args:
       geometry: the manifold of each parameter; see `resolve_geometry`.
