@@ -11,7 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import check_arguments
-from manifoldmuon._internal.first_values import check_values, values_are_checked
+from manifoldmuon._internal.first_values import check_values, is_traced, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
@@ -29,9 +29,10 @@ from manifoldmuon._internal.trees.transformations import (
 )
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import execute, map_leaves
-from manifoldmuon.optim._geometry import Geometry
+from manifoldmuon.optim._geometry import Entry, Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._transformation import by_weight
+from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import keep_norm, on_sphere
 
 Radius = Spec[float | ScaleRule | None]
@@ -162,7 +163,14 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
     def measure(tree: Any) -> dict[str, jax.Array]:
         return map_leaves(_norm_of, geometry, tree, tree, name="keep_norms", select=on_sphere)[1]
 
-    measured = (jax.eval_shape if abstract else lambda f, x: f(x))(measure, own)
+    if abstract:
+        measured = jax.eval_shape(measure, own)
+    elif is_traced(own):
+        measured = measure(own)
+    else:
+        spheres = [w for w in plan.weights if on_sphere(w.manifold) and jnp.size(leaves[w.index])]
+        points = {w.path: (w.entry, w.of(leaves[w.index])) for w in spheres}
+        measured = {p: compiled(_norm_of_leaf, x)(entry, x) for p, (entry, x) in points.items()}
     for weight in plan.weights:
         path, leaf = weight.path, leaves[weight.index]
         if path not in measured:
@@ -202,6 +210,10 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
 def _norm_of(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
     scaled, exponent = scale_to_unit_exponent(point, manifold.ndim)
     return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
+
+
+def _norm_of_leaf(entry: Entry, leaf: jax.Array) -> jax.Array:
+    return map_leaves(_norm_of, [entry], [leaf], [leaf])[1]["0"]
 
 
 def _plan_spheres(geometry: Geometry, params: Any) -> Plan:

@@ -205,7 +205,8 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
         else:
             known.append(start)
             if jnp.size(leaf) <= _FEW and type(weight.manifold).distance is Stiefel.distance:
-                distances[weight.path] = _numpy_distance(weight.manifold, weight.inward(start[2]))
+                matrices = weight.inward(np.asarray(start[2]))
+                distances[weight.path] = _numpy_distance(weight.manifold, matrices)
             else:
                 devices = leaf.devices() if isinstance(leaf, jax.Array) else ()
                 kinds.setdefault(frozenset(devices), []).append(start)

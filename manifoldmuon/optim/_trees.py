@@ -89,8 +89,8 @@ def _warn_of_new_norms(plan: Plan, before: Any, after: Any) -> None:
 def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
     """Return a random point on its manifold for every parameter.
 
-    The values of a leaf depend only on `key` and its path: adding a layer does not change the
-    other layers.
+    The values of a leaf depend only on `key` and its path, up to rounding inside `jax.jit`: adding
+    a layer does not change the other layers.
 
     Args:
       geometry: the manifold of each parameter; see `resolve_geometry`.
@@ -132,9 +132,13 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
 def _random_like(entry: Entry, key: PRNGKeyArray, path: str, leaf: Any) -> jax.Array:
     """Return a random point like `leaf` that depends only on the key and the path."""
     shape, dtype = jnp.shape(leaf), jnp.result_type(leaf)
-    draw = compiled(_random_leaf, (key, leaf), level=2)
-    point = draw((entry, shape, dtype), key, np.uint32(zlib.crc32(path.encode())))
+    own_key = compiled(_own_key, key)(None, key, np.uint32(zlib.crc32(path.encode())))
+    point = compiled(_random_leaf, (key, leaf))((entry, shape, dtype), own_key)
     return placed_like(point, leaf)
+
+
+def _own_key(_: None, key: PRNGKeyArray, number: Any) -> PRNGKeyArray:
+    return jax.random.fold_in(key, number)
 
 
 def _project(manifold: Manifold, point: jax.Array, _: Any) -> jax.Array:
@@ -145,29 +149,25 @@ def _project_leaf(entry: Entry, leaf: jax.Array) -> jax.Array:
     return map_leaves(_project, [entry], [leaf], [leaf])[0][0]
 
 
-def _random_leaf(kind: tuple[Entry, tuple[int, ...], Any], key: Any, number: Any) -> jax.Array:
+def _random_leaf(kind: tuple[Entry, tuple[int, ...], Any], key: PRNGKeyArray) -> jax.Array:
     """Return a random point of a kind: entry, shape and dtype."""
     entry, shape, dtype = kind
-    own_key = jax.random.fold_in(key, number)
     if not isinstance(entry, LaidOut):
-        return entry.random_point(own_key, shape, dtype)
+        return entry.random_point(key, shape, dtype)
     inner = entry.layout.inner_shape(shape)
-    return entry.layout.outward(entry.manifold.random_point(own_key, inner, dtype), shape)
+    return entry.layout.outward(entry.manifold.random_point(key, inner, dtype), shape)
 
 
-def compiled(function: Any, like: Any, level: int = 0) -> Any:
+def compiled(function: Any, like: Any) -> Any:
     """Return a function of a kind of leaf and arrays; outside jit, compiled once for each kind.
 
     Args:
       function: takes a hashable value, then arrays.
       like: arrays; their size decides the effort, and outside of jit whether they are traced.
-      level: XLA's effort. From 1 on, random numbers do not depend on it.
     """
     if is_traced(like):
         return _jitted(function, inline=True)
     options = compiler_options(like, steps=1)
-    if options:
-        options["xla_backend_optimization_level"] = level
     return _jitted(function, compiler_options=tuple(options.items()))
 
 

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.tolerances import rounding
@@ -146,8 +146,6 @@ def test_work_and_communication_are_divided(name, spec, mesh):
     assert sum(moved.values()) < 1.01 * MOVED[name, spec] * size
     found, state = program(*given)
     assert_close(found, wanted)
-    if spec == "replicated" and jax.__version_info__ >= (0, 12):
-        return  # the compiler leaves the results sharded
     # Results keep the user's sharding.
     for x in jax.tree.leaves((found, optax.tree.get(state, "trace"))):
         assert x.sharding.is_equivalent_to(NamedSharding(mesh, SPECS[spec]), 2)
@@ -193,6 +191,30 @@ def test_stacks_move_only_between_devices_sharing_a_shard(name, capfd):
     assert "all-gather" not in text
     assert "rematerialization" not in capfd.readouterr().err
     assert_close(program(*given)[0], wanted)
+
+
+# Bytes that a device of (data, fsdp) handles, relative to its half of the parameters: each argument
+# goes to its owner, the result returns, and is copied along the data axis.
+ON_TWO_AXES = {
+    "muon": (optim.muon(0.02, Euclidean(RMSToRMS())), 3),
+    "muonh": (optim.muonh(0.02, Hypersphere(ndim=2)), 3),
+    "manifold_muon": (optim.manifold_muon(0.02, Stiefel()), 4),
+}
+
+
+@pytest.mark.parametrize("spec", [("fsdp",), (None, "fsdp")])
+@pytest.mark.parametrize("name", ON_TWO_AXES)
+def test_leaves_divided_by_one_of_two_axes_are_not_gathered(name, spec, capfd):
+    tx, halves = ON_TWO_AXES[name]
+    axes = ("data", "fsdp")
+    mesh = jax.make_mesh((2, 2), axes, (AUTO, AUTO), devices=jax.devices()[:4])
+    params, grads = (tree(seed, 4, names=("q",)) for seed in (0, 1))
+    program, given = compiled(tx, params, grads, mesh, PartitionSpec(*spec))
+    assert "rematerialization" not in capfd.readouterr().err
+    half = sum(x.nbytes for x in params.values()) / 2
+    scalars = 200
+    assert sum(collectives(program.as_text() or "").values()) <= halves * half + scalars
+    assert_close(program(*given)[0], jax.jit(step_of(tx))(params, tx.init(params), grads)[0])
 
 
 @pytest.mark.parametrize(

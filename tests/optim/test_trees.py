@@ -1,5 +1,6 @@
 """Functions of whole trees: compiled once for a kind of leaf, with words where norms change."""
 
+import re
 import warnings
 import zlib
 from typing import Any
@@ -25,16 +26,35 @@ GEOMETRY = optim.by_path({"**/kernel": Stiefel().transposed(), "**/table": Embed
 def test_eager_call_compiles_once_for_a_kind(name, caplog):
     params, key = drawn(0, SHAPES), jax.random.key(0)
     params = jax.tree.map(jnp.asarray, params)
-    call = {
-        "project_tree": lambda: optim.project_tree(GEOMETRY, params),
-        "init_tree": lambda: optim.init_tree(GEOMETRY, key, params),
+    call, names = {
+        "project_tree": (lambda: optim.project_tree(GEOMETRY, params), ["_project_leaf"] * 2),
+        "init_tree": (
+            lambda: optim.init_tree(GEOMETRY, key, params),
+            ["_own_key", "_random_leaf", "_random_leaf"],
+        ),
     }[name]
+    assert sorted(_compiled(call, caplog)) == names
+
+
+def _compiled(call: Any, caplog: Any) -> list[str]:
+    """Return the names of the programs that a call compiles."""
     jax.clear_caches()
     jnp.zeros(())  # asks whether `jax.jit` traces
+    caplog.clear()
     with jax.log_compiles():
         jax.block_until_ready(call())
-    compiled = [line for line in caplog.messages if line.startswith("Compiling")]
-    assert len(compiled) == 2
+    return re.findall(r"^Compiling (?:jit\()?(\w+)", "\n".join(caplog.messages), re.M)
+
+
+def test_init_compiles_no_single_operations(caplog):
+    """Besides zeros, `muonh` compiles one probe of `rest` and one norm for a kind of leaf."""
+    params = jax.tree.map(jnp.asarray, drawn(0, SHAPES)) | {"bias": jnp.ones(3)}
+    sphere = Hypersphere(ndim=2).transposed()
+    geometry = optim.by_path({"bias": None, "**": sphere})
+    tx = optim.muonh(0.1, geometry, rest=optax.adamw(1e-3))
+    programs = _compiled(lambda: tx.init(params), caplog)
+    own = [name for name in programs if name not in ("broadcast_in_dim", "convert_element_type")]
+    assert sorted(own) == ["_norm_of_leaf", "_norm_of_leaf", "probe"]
 
 
 def test_random_points_are_those_of_their_manifolds():

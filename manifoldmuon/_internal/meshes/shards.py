@@ -100,7 +100,6 @@ class _Plan(NamedTuple):
       columns: mesh axes that divide the columns, and the stack of whole matrices.
       free: mesh axes with unknown use; they divide the stack of whole matrices, too.
       group: mesh axes that divide the products of each matrix.
-      guessed: whether the division is a guess.
       first: index of the first device with an extra matrix.
       one_by_one: whether each device solves only its own matrices, singly and without padding.
     """
@@ -113,7 +112,6 @@ class _Plan(NamedTuple):
     columns: Axes
     free: Axes
     group: Axes
-    guessed: bool
     first: int = 0
     one_by_one: bool = False
 
@@ -206,11 +204,10 @@ class _Plan(NamedTuple):
     def _stages(self) -> list[Axes]:
         """Return the mesh axes that divide the matrices of a part, stage by stage.
 
-        The first stage is undivided if the axis is padded, or if the division is a guess: when two
-        mesh axes of a guessed stack change at once, the compiler gathers the stack.
+        The first stage is undivided: if the sharding of a stack changes together with its shape, or
+        if two mesh axes change at once, the compiler gathers the stack.
         """
-        whole_first = self.extra or (self.stay and self.guessed)
-        return [self.free[:i] for i in range(0 if whole_first else 1, len(self.free))]
+        return [self.free[:i] for i in range(len(self.free))]
 
     def _moves_between_devices(self, x: jax.Array) -> bool:
         return bool(self.exchanged) and x.shape[2:] == self.matrix
@@ -252,8 +249,7 @@ def _plan_stack(mesh: Any, stack: Batch) -> _Plan:
     # divide an axis of an array, only the last of them can leave.
     taken = (*itertools.chain(*held), *rows, *columns)
     free = tuple(name for name in reversed(owners) if name not in taken)
-    guessed = stack.division is None
-    return _Plan(mesh, batch, matrix, tuple(held), rows, columns, free, group, guessed)
+    return _Plan(mesh, batch, matrix, tuple(held), rows, columns, free, group)
 
 
 def _place_leftovers(mesh: Any, plans: list[_Plan]) -> list[_Plan]:

@@ -107,8 +107,10 @@ def _probe(tx: optax.GradientTransformation) -> float:
         return total
 
     try:
-        with jax.ensure_compile_time_eval():
-            return float(jax.jit(probe, compiler_options=compiler_options((), 1))())
+        # Inside `jax.jit`, too, a compiled program runs at once; `ensure_compile_time_eval` would
+        # compile a program for every operation.
+        with jax.disable_jit(False):
+            return float(jax.jit(probe).lower().compile(compiler_options((), 1) or None)())
     except Exception:
         return 0.0
 
