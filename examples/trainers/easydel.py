@@ -3,7 +3,7 @@
 python -m examples.trainers.easydel    # after pip install easydel
 """
 
-# pyright: reportMissingImports=false
+# pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import sys
 from typing import Any
@@ -32,8 +32,11 @@ def dimension_numbers(params: Any) -> Any:
     )
 
 
-def with_dots(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Write the paths in the state with dots: EasyDeL cannot save keys with slashes."""
+def without_slashes(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Write the paths in the state with bars.
+
+    EasyDeL cannot save keys with slashes, and cannot restore keys with dots.
+    """
 
     def rename(state: Any, old: str, new: str) -> Any:
         def visit(node: Any) -> Any:
@@ -45,10 +48,10 @@ def with_dots(tx: optax.GradientTransformation) -> optax.GradientTransformation:
         return jax.tree.map(visit, state, is_leaf=lambda x: isinstance(x, dict))
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = tx.update(updates, rename(state, ".", "/"), params)
-        return updates, rename(state, "/", ".")
+        updates, state = tx.update(updates, rename(state, "|", "/"), params)
+        return updates, rename(state, "/", "|")
 
-    return optax.GradientTransformation(lambda p: rename(tx.init(p), "/", "."), update)
+    return optax.GradientTransformation(lambda params: rename(tx.init(params), "/", "|"), update)
 
 
 def train(run: Run) -> None:
@@ -65,7 +68,7 @@ def train(run: Run) -> None:
             rate = optax.cosine_decay_schedule(run.rate, run.steps)
             rest = optax.adamw(run.rate / 10)
             dims = {"muon_weight_dimension_numbers": dimension_numbers}
-            return with_dots(optimizer(run.name, rate, geometry, rest, **dims)), rate
+            return without_slashes(optimizer(run.name, rate, geometry, rest, **dims)), rate
 
     class Trainer(easydel.Trainer):
         """A trainer that reports the losses."""
