@@ -1,6 +1,6 @@
 """EasyDeL: its own `Trainer`, with an optimizer from a subclass of `TrainingArguments`.
 
-python -m examples.trainers.easydel    # after pip install easydel
+python -m examples.trainers.easydel    # after pip install 'easydel[torch]' pillow
 """
 
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
