@@ -259,8 +259,9 @@ def _entry(window: dict[str, str], key: str, axis: int, default: str) -> int:
 def _received(kind: str, x: _Instruction) -> float:
     """Return the bytes that a chip receives, in a ring that divides the work evenly."""
     arrays = _arrays(x.shape)
-    if x.kind.endswith("-start"):  # a tuple of inputs, outputs and bookkeeping
-        arrays = arrays[len(arrays) // 2 : 2 * (len(arrays) // 2)] if len(arrays) > 1 else arrays
+    if x.kind in ("all-gather-start", "collective-permute-start"):
+        arrays = [array for array in arrays if array != ("u32", ())]  # bookkeeping
+        arrays = arrays[len(arrays) // 2 :]  # inputs come first
     size = sum(_BYTES.get(dtype, 4) * math.prod(sizes) for dtype, sizes in arrays)
     others = 1 - 1 / _group(x)
     if kind == "collective-permute":

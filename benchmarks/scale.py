@@ -193,9 +193,14 @@ def measure(row: Row, dtype: str, tx: optax.GradientTransformation, options: Any
         "compile_seconds": time.perf_counter() - start,
         "compile_cpu_seconds": time.process_time() - busy,
     }
+    return seconds | costs(program)
+
+
+def costs(program: Any) -> dict[str, Any]:
+    """Return the work per chip of a compiled program."""
     cost, memory, text = program.cost_analysis(), program.memory_analysis(), program.as_text()
     work, most, keys = read(text), read(text, max), ("flops_once", "multiplier_flops", "cycles")
-    return seconds | {
+    return {
         "cost_analysis": {"flops": cost["flops"], "bytes": cost["bytes accessed"]},
         "arguments": memory.argument_size_in_bytes,
         "outputs": memory.output_size_in_bytes,

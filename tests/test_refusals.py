@@ -21,6 +21,7 @@ from jaxtyping import config
 from manifoldmuon.bounds import *
 from manifoldmuon.contrib import *
 from manifoldmuon.frameworks import linen, nnx
+from manifoldmuon.frameworks.muon import geometry as from_numbers
 from manifoldmuon.linalg import *
 from manifoldmuon.manifolds import *
 from manifoldmuon.manifolds.retractions import *
@@ -35,6 +36,7 @@ KEY, NAN = jax.random.key(0), math.nan
 FLAT, MATRIX = Euclidean(), Hypersphere(ndim=2)
 BLOCKS = Euclidean(RMSToRMS()).with_axes(1, 0, out_blocks=(2, 1))
 PARAMS = {"w": jnp.ones((3, 2))}
+NUMBERS = optax.contrib.MuonDimensionNumbers((0,), (1, -2))
 LOGITS, LABELS = jnp.ones((3, 4)), jnp.arange(3)
 DENSE = flax.nnx.Linear(3, 4, rngs=flax.nnx.Rngs(0))
 COMPLEX = jnp.ones((3, 2), jnp.complex64)
@@ -357,6 +359,14 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: init_tree(FLAT, 0, PARAMS), "init_tree(geometry, key, params): the key must be a"),
     (lambda: nnx.geometry(PARAMS, Stiefel()), "frameworks.nnx.geometry: model must be an"),
     (lambda: linen.geometry(PARAMS, (1,), FLAT), "frameworks.linen.geometry: model must be a"),
+    (lambda: from_numbers(lambda params: None, Stiefel()),
+     "frameworks.muon.geometry: dimension_numbers is a function; call it on the parameters"),
+    (lambda: from_numbers({"w": Stiefel()}, Stiefel()),
+     "frameworks.muon.geometry: the entry of 'w' is Stiefel(); write"),
+    (lambda: resolve_geometry(from_numbers({"v": None}, Stiefel()), PARAMS),
+     "the dimension numbers have no entry for the parameter 'w'; the entries are ['v']"),
+    (lambda: resolve_geometry(from_numbers(NUMBERS, Stiefel()), PARAMS),
+     "the parameter 'w' of shape (3, 2): its dimension numbers do not fit; ndim=2 is too small"),
     (lambda: optax_muon(0.1, method="svd"), "optax_muon: method must be a MsignMethod such as"),
     (lambda: optax_muon(0.1).init({"w": COMPLEX}), "optax_muon: parameter 'w' is complex64; train"),
     (lambda: nnx.geometry(DENSE, Stiefel().transposed()), "geometry: matrices must be a Manifold;"),

@@ -16,36 +16,16 @@ from typing import Any
 import jax
 import optax
 from flax import nnx
-from optax.contrib import MuonDimensionNumbers
 
-import manifoldmuon as mm
 from examples.trainers.runs import Run, main, optimizer
-from manifoldmuon.manifolds import Layout, Manifold
+from manifoldmuon.frameworks.muon import geometry
 
 
-def geometry(tables: Any, matrix: Manifold) -> Any:
-    """Return a function from path and parameter to its entry: `matrix` in its layout, or None.
-
-    The tables count axes from both ends, `(0,)` and `(-1,)`, and do not name the scanned axis.
-    The layout therefore also needs the number of axes, which is known from the parameter.
-    """
-    found = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): dims
-        for path, dims in jax.tree_util.tree_leaves_with_path(tables, is_leaf=_is_entry)
-    }
-
-    def entry(path: Any, leaf: Any) -> Any:
-        dims = found[jax.tree_util.keystr(path, simple=True, separator="/").removesuffix("/value")]
-        if dims is None:
-            return None
-        layout = Layout.from_muon(dims, ndim=len(leaf.shape))
-        return mm.manifolds.LaidOut(matrix, layout)
-
-    return entry
-
-
-def _is_entry(node: Any) -> bool:
-    return node is None or isinstance(node, MuonDimensionNumbers)
+def muon(name: str, learning_rate: Any, **options: Any) -> optax.GradientTransformation:
+    """Return an optimizer of `runs.py` for the arguments that MaxText gives to Optax's Muon."""
+    tables = options["muon_weight_dimension_numbers"]
+    rest = optax.adamw(learning_rate, options["adam_b1"], options["adam_b2"])
+    return optimizer(name, learning_rate, functools.partial(geometry, tables), rest, **options)
 
 
 def train(run: Run) -> None:
@@ -54,18 +34,16 @@ def train(run: Run) -> None:
     from maxtext.optimizers import optimizers
     from maxtext.trainers.pre_train import train as pre_train
 
-    made: dict[str, Any] = {}
+    given: dict[str, Any] = {}
 
-    def muon(learning_rate, **options) -> optax.GradientTransformation:
-        tables = options["muon_weight_dimension_numbers"]
-        rest = optax.adamw(learning_rate, options["adam_b1"], options["adam_b2"])
-        made["geometry"] = spaces = functools.partial(geometry, tables)
-        return optimizer(run.name, learning_rate, spaces, rest, **options)
+    def optax_muon(learning_rate, **options) -> optax.GradientTransformation:
+        given.update(options)
+        return muon(run.name, learning_rate, **options)
 
     def write(self, metrics, step, metric_type="train") -> None:
         run.report(step, metrics["scalar"]["learning/loss"])
 
-    optimizers.optax_muon = muon
+    optimizers.optax_muon = optax_muon
     MetricLogger.write_metrics = write
     settings = {
         "run_name": "run",
@@ -96,7 +74,8 @@ def train(run: Run) -> None:
     }
     config, recorder = pre_train.initialize(["", *[f"{k}={v}" for k, v in settings.items()]])
     state = pre_train.train_loop(config, recorder)
-    run.report_distance(made["geometry"], nnx.filter_state(state.model, nnx.Param))
+    spaces = functools.partial(geometry, given["muon_weight_dimension_numbers"])
+    run.report_distance(spaces, nnx.filter_state(state.model, nnx.Param))
 
 
 if __name__ == "__main__":

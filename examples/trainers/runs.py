@@ -26,6 +26,7 @@ from manifoldmuon.manifolds import Hypersphere, Manifold, Stiefel
 
 RATES = {"optax": 0.02, "drop-in": 0.02, "muonh": 1 / 32, "stiefel": 0.05}
 DISTRIBUTIONS = {
+    "easydel": "easydel",
     "kauldron": "kauldron",
     "levanter": "marin-levanter",
     "maxtext": "maxtext",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -22,6 +23,9 @@ from manifoldmuon.optim._execute import map_leaves
 _Dims = optax.contrib.MuonDimensionNumbers
 _JORDAN = 3.4445, -4.7750, 2.0315
 _MATRIX = Euclidean(Spectral())
+# Optax 0.2.6 scales by shape inside `scale_by_muon`; later versions in a transformation with an
+# empty state.
+_SCALES_BY_SHAPE = "consistent_rms" not in inspect.signature(optax.contrib.muon).parameters
 
 
 @check_arguments(method=optional(MsignMethod.check))
@@ -80,13 +84,15 @@ def optax_muon(
     if isinstance(ns_coeffs, str):
         ns_coeffs = _preset(ns_coeffs)
     iteration: Any = {"ns_coeffs": ns_coeffs, "ns_steps": ns_steps, "eps": eps}
-    if preconditioning != "frobenius":  # Optax 0.2.7 has no other
+    if preconditioning != "frobenius":  # Optax before 0.2.8 has no other
         iteration["preconditioning"] = preconditioning
     dims = muon_weight_dimension_numbers
     optimizers: Any = {
         "muon": optax.chain(
-            _scale_by_muon(dims, iteration, beta, mu_dtype, nesterov, adaptive, method),
-            _scale_by_shape(dims, consistent_rms),
+            _scale_by_muon(
+                dims, iteration, beta, mu_dtype, nesterov, adaptive, method, consistent_rms
+            ),
+            *([] if _SCALES_BY_SHAPE else [optax.identity()]),
             optax.add_decayed_weights(weight_decay, weight_decay_mask),
             optax.scale_by_learning_rate(learning_rate),
         ),
@@ -136,8 +142,9 @@ def _scale_by_muon(
     nesterov: bool,
     adaptive: bool,
     method: MsignMethod | None,
+    consistent_rms: Any,
 ) -> optax.GradientTransformation:
-    """Return `optax.contrib.scale_by_muon`, with equal leaves stacked."""
+    """Return `scale_by_muon` and `scale_by_shape` of Optax, with equal leaves stacked."""
     state_of: Any = optax.contrib.scale_by_muon(beta=beta, mu_dtype=mu_dtype, **iteration)
     alone: Any = optax.contrib.scale_by_muon(
         beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **iteration
@@ -146,10 +153,14 @@ def _scale_by_muon(
     def polar(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
         if method is not None:
             return msign(update, method).astype(update.dtype)
-        return alone.update(update, alone.init(update))[0]
+        orthogonal = alone.update(update, alone.init(update))[0]
+        return orthogonal / _shape_factor(update.shape) if _SCALES_BY_SHAPE else orthogonal
 
     def times_dual_norm(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
         return jnp.sum(point * update) * update  # a single number for a leaf, copies included
+
+    def scale(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+        return (update * _shape_factor(update.shape, consistent_rms)).astype(update.dtype)
 
     def update_fn(updates, state, params=None):
         trees, count = optax.tree_utils, optax.safe_increment(state.count)
@@ -165,24 +176,18 @@ def _scale_by_muon(
         updates, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
         if adaptive:
             updates, _ = map_leaves(times_dual_norm, geometry, updates, moment, stack=False)
+        updates, _ = map_leaves(scale, geometry, updates, updates, stack=False)
         mu = trees.tree_cast(mu, mu_dtype)
         return updates, state._replace(count=count, mu=mu)
 
     return optax.GradientTransformation(state_of.init, update_fn)
 
 
-def _scale_by_shape(dims: Any, consistent_rms: Any) -> optax.GradientTransformation:
-    def scale(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
-        fan_out, fan_in = update.shape[-2:]
-        if consistent_rms is None:
-            return update * max(1, fan_out / fan_in) ** 0.5
-        return (update * (max(fan_in, fan_out) ** 0.5 * consistent_rms)).astype(update.dtype)
-
-    def update_fn(updates, state, params=None):
-        geometry = _geometry(dims, updates)
-        return map_leaves(scale, geometry, updates, updates, stack=False)[0], state
-
-    return optax.GradientTransformation(lambda params: optax.EmptyState(), update_fn)
+def _shape_factor(shape: tuple[int, ...], consistent_rms: Any = None) -> Any:
+    fan_out, fan_in = shape[-2:]
+    if consistent_rms is None:
+        return max(1, fan_out / fan_in) ** 0.5
+    return max(fan_in, fan_out) ** 0.5 * consistent_rms
 
 
 def _leaf_dims(dims: Any, params: Any) -> Any:

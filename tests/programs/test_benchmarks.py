@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks import __main__ as runner
-from benchmarks import accelerator
+from benchmarks import accelerator, maxtext
 
 
 def test_help_says_what_each_benchmark_measures(monkeypatch, capsys):
@@ -63,3 +63,22 @@ def test_accelerator_benchmark_steps_in_bfloat16(monkeypatch):
     row = accelerator.measure_gpt(16, "bfloat16", rounds=1)
     assert row["dtype"] == "bfloat16"
     assert row["seconds"].keys() == {"optax.contrib.muon", "muon", "optax.adamw"}
+
+
+def test_maxtext_benchmark_subtracts_adamw(monkeypatch, tmp_path, capsys):
+    def cell(flops: float, collectives: dict[str, list[float]], temporary: float) -> dict:
+        return {
+            "flops": {"1": flops, "3": flops}, "multiplier_flops": 4 * flops,
+            "collectives": collectives, "moved": sum(size for _, size in collectives.values()),
+            "temporary": temporary, "compile_cpu_seconds": 7.0,
+        }  # fmt: skip
+
+    base = cell(1e12, {"all-gather": [3, 5e8]}, 2e8)
+    ours = cell(1.5e12, {"all-gather": [3, 5e8], "all-to-all": [2, 4e7]}, 3e8)
+    lines = maxtext.table({"muonh": ours, "optax.adamw": base}).splitlines()
+    assert lines[2] == "| optax.adamw | 2 | 4 | 500 MB | in all | 200 MB | 7 s |"
+    assert lines[3] == "| muonh | 1 | 2 | 40 MB | 40 all-to-all | 100 MB | 7 s |"
+    monkeypatch.setattr(maxtext.importlib.util, "find_spec", lambda name: None)
+    maxtext.main(["--out", str(tmp_path / "maxtext.json")])
+    assert "skipped, maxtext and libtpu missing" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())

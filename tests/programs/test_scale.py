@@ -14,8 +14,9 @@ from benchmarks.steps import step_of, tree
 
 # Two matrices, 8 x 16 by 16 x 4: five products of highest precision in a loop, each with a gather
 # of 64 x 4 by four chips, and a product in a loop of unknown length. Outside the loops: an
-# all-to-all by eight; a gather, written twice because it overlaps with the bfloat16 product; and
-# two conditionals between nothing, and a copy followed by the loop of unknown length.
+# all-to-all by eight; a gather, written twice because it overlaps with the bfloat16 product; two
+# conditionals between nothing, and a copy followed by the loop of unknown length; and an
+# asynchronous permutation and all-reduce.
 PROGRAM = """
 HloModule jit_step, is_scheduled=true
 
@@ -82,6 +83,8 @@ ENTRY %main (x.0: f32[2,8,16], x.1: f32[2,16,4]) -> f32[8,32] {
   %if.1 = (s32[], f32[2,8,16], f32[2,16,4]) conditional(%far.2, %if, %if), true_computation=%near, false_computation=%far
   %f.1 = (bf16[8,8], bf16[32,8]) fusion(%x.0), kind=kCustom, calls=%start
   %f.2 = bf16[8,8] fusion(%x.0), kind=kCustom, calls=%async_collective_fusion.1, backend_config={"estimated_cycles":"7"}
+  %cp = (f32[8,4], f32[8,4], u32[], u32[]) collective-permute-start(%x.0), channel_id=4, source_target_pairs={{0,1},{1,0}}
+  %ar = (f32[8,2], f32[8,2]) all-reduce-start(%x.0, %x.0), channel_id=5, replica_groups=[1,8]<=[8], to_apply=%near
   ROOT %a2a = f32[8,32] all-to-all(%x.0), channel_id=3, replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, dimensions={0}
 }
 """  # noqa: E501
@@ -95,11 +98,14 @@ def test_costs_are_read_from_program():
     assert work.multiplier_flops == 36 * product + other
     assert work.cycles == 6 * 100 + 7
     in_loop, beside, all_to_all = 64 * 4 * 4 * 3 / 4, 32 * 8 * 2 * 3 / 4, 8 * 32 * 4 * 7 / 8
+    permuted, reduced = 8 * 4 * 4, 2 * 8 * 2 * 4 * 2 * 7 / 8
     assert work.collectives == {
         "all-gather": [7, 6 * in_loop + beside],
         "all-to-all": [1, all_to_all],
+        "collective-permute": [1, permuted],
+        "all-reduce": [1, reduced],
     }
-    assert work.moved == 6 * in_loop + beside + all_to_all
+    assert work.moved == 6 * in_loop + beside + all_to_all + permuted + reduced
     assert (work.collectives_in_loops, work.unknown_loops) == (2, 1)
     costliest = read(PROGRAM, max)
     assert costliest.flops == {6: (5 + 1 + 2) * product, 1: other}

@@ -201,7 +201,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     for entry in entries:
         by_prefix.setdefault(entry[0], []).append(entry)
     matches = [
-        [e for prefix in _prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths
+        [e for prefix in prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths
     ]
     for path, pairs in zip(paths, matches, strict=True):
         listed = [entry for entry, _ in pairs or entries]
@@ -215,11 +215,11 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
             raise ValueError(
                 f"{name} has the entries {listed} for the parameter {path!r}. Keep a single entry."
             )
-    above = {prefix for path in (*paths, *holes) for prefix in _prefixes(path)}
+    above = {prefix for path in (*paths, *holes) for prefix in prefixes(path)}
     unused = [
         entry
         for entry, value in entries
-        if value is not None and entry not in above and holes.keys().isdisjoint(_prefixes(entry))
+        if value is not None and entry not in above and holes.keys().isdisjoint(prefixes(entry))
     ]
     if unused:
         raise ValueError(
@@ -229,7 +229,7 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     return [value for ((_, value),) in matches]
 
 
-def _prefixes(path: str) -> list[str]:
+def prefixes(path: str) -> list[str]:
     """Return the paths of the whole tree, of each branch above a node, and of the node itself."""
     keys = path.split("/")
     return [""] * (path != "") + ["/".join(keys[: i + 1]) for i in range(len(keys))]
