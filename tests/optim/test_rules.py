@@ -100,8 +100,9 @@ def lines(tx, count):
     "tx", [optim.muonh(0.1, Hypersphere(ndim=2)), optim.manifold_muon(0.1, Stiefel())]
 )
 def test_program_grows_slowly_with_depth(tx):
-    # Momentum, reshapes, slices and differences of each matrix; the rules once for all.
-    assert lines(tx, 40) - lines(tx, 20) <= 20 * 30
+    # Of each matrix the momentum, reshapes, a slice and a difference; the rules once for all. JAX
+    # 0.8 writes these in more lines than JAX 0.10.
+    assert lines(tx, 40) - lines(tx, 20) <= 20 * lines(tx, 1) / 8
 
 
 TRANSPOSABLE = [Stiefel(), Stiefel(2.0), Hypersphere(3.0, ndim=2), Euclidean(Spectral())]
