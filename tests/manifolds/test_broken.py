@@ -181,8 +181,8 @@ BROKEN = {
     "mixes copies": (broken(SPHERE, steepest=divided_by_copies), "stack = loop .direction."),
     "too fast": (TOO_FAST, "d/dt retract"),
     "widens": (
-        broken(SPHERE, project_tangent=lambda sound, *x: sound.project_tangent(*x).astype("f4")),
-        "dtype in = dtype out .tangent.",
+        broken(SPHERE, project=lambda sound, point: sound.project(point).astype("f4")),
+        "dtype in = dtype out .project.",
     ),
 }
 

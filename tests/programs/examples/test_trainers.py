@@ -18,6 +18,7 @@ from manifoldmuon.manifolds import Stiefel
 
 ROOT = Path(__file__).parents[3]
 NEEDS = {
+    "easydel": "easydel",
     "kauldron": "kauldron.kd",
     "levanter": "levanter.main.train_lm",
     "maxtext": "maxtext.trainers.pre_train.train",
