@@ -16,8 +16,8 @@ import numpy as np
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices.arrays import Squares, identity_like, product
 
-# Eliminated at once. Blocks of 64, halved down to 16, took as long, and compiled twice as long.
-_BLOCK = 16
+_LEAF = 16  # eliminated entry by entry
+_BLOCK = 32  # eliminated at once: a tenth faster than blocks of 64, and a third less to compile
 
 
 class Poles(NamedTuple):
@@ -118,10 +118,36 @@ def inverse(x: Squares) -> Squares:
 
 
 def _inverse_factors(x):
-    """Return triangular `(l, u)` with `u l = x^-1`.
+    """Return triangular `(l, u)` with `u l = x^-1`."""
+    n = x.shape[-1]
+    if n <= _LEAF:
+        return _inverse_factors_by_entry(x)
+    half = n // 2
+    top, right = x[..., :half, :half], x[..., :half, half:]
+    left, bottom = x[..., half:, :half], x[..., half:, half:]
+    l1, u1 = _inverse_factors(top)
+    left, right = product(left, u1), product(l1, right)
+    l2, u2 = _inverse_factors(bottom - product(left, right))
+    zero = jnp.zeros_like(left)
+    lower = jnp.concatenate(
+        [
+            jnp.concatenate([l1, zero.mT], -1),
+            jnp.concatenate([-product(l2, product(left, l1)), l2], -1),
+        ],
+        -2,
+    )
+    upper = jnp.concatenate(
+        [
+            jnp.concatenate([u1, -product(product(u1, right), u2)], -1),
+            jnp.concatenate([zero, u2], -1),
+        ],
+        -2,
+    )
+    return lower, upper
 
-    Eliminates `[[x, 1], [1, 0]]` entry by entry, which leaves both factors next to the pivots.
-    """
+
+def _inverse_factors_by_entry(x):
+    """Eliminate `[[x, 1], [1, 0]]`, which leaves both factors next to the pivots."""
     n = x.shape[-1]
     index = jnp.arange(2 * n)
     eye = jnp.broadcast_to(identity_like(x), x.shape)
