@@ -158,7 +158,7 @@ def test_wrong_results_of_a_rule_are_refused_with_their_names(rule, kind, words)
 
 
 def test_state_and_numbers_that_do_not_fit_are_refused_at_once():
-    def first(manifold, shape):
+    def first(manifold, shape) -> Any:
         return jnp.zeros(shape[:-2])
 
     with pytest.raises(ValueError, match="`state` and `init` together"):
