@@ -105,7 +105,8 @@ class _Orthonormal(ScaledMatrices):
         Uses the eigenvalues `l` of the small matrix `W^T W / s^2 - I`: from `l = sigma^2 - 1`
         follows `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
         """
-        unit = self._unit(point)
+        # Not `self._unit`: `Rotations` would compute another determinant, for the same values.
+        unit = _Orthonormal._unit(self, point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = product(unit.mT, unit)
