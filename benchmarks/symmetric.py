@@ -71,13 +71,12 @@ def row(shape: tuple[int, ...], symmetric: bool, rounds: int, topology: Any) -> 
         k: functools.partial(lambda f, x: f(x).block_until_ready(), f, x) for k, f in run.items()
     }
     seconds = timed(calls, rounds)["seconds"]
-    found: dict[str, Any] = {"shape": list(shape), "square": symmetric, "cpu": {}, "tpu": {}}
-    for k in map(str, BLOCKS):
-        found["cpu"][k] = seconds[k] / seconds["1"]
-        if topology is not None:
-            one = cycles(run["1"], shape, topology)
-            found["tpu"][k] = cycles(run[k], shape, topology) / one
-    return found
+    tpu = {} if topology is None else {k: cycles(f, shape, topology) for k, f in run.items()}
+    over_one = {
+        where: {k: cost / costs["1"] for k, cost in costs.items() if k != "1"}
+        for where, costs in (("cpu", seconds), ("tpu", tpu))
+    }
+    return {"shape": list(shape), "square": symmetric, **over_one}
 
 
 def main(argv: list[str] | None = None) -> None:
