@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ DISTRIBUTIONS = {
     "kauldron": "kauldron",
     "levanter": "marin-levanter",
     "maxtext": "maxtext",
-    "nnx": "flax",
+    "nnx": "flax grain orbax-checkpoint",
     "tunix": "google-tunix",
 }
 _MATRICES: dict[str, Manifold] = {"muonh": Hypersphere(ndim=2), "stiefel": Stiefel()}
@@ -107,11 +108,15 @@ class Run:
 
 
 def main(train: Callable[[Run], None], argv: Sequence[str] | None = None) -> int:
-    """Run the command line of a trainer's file: print a table; return the number of bad rows."""
+    """Run the command line of a trainer's file: print figures; return the number of bad rows.
+
+    `optax`, `resumed` and `devices` are the largest differences of losses, as shares of the first.
+    """
     parser = argparse.ArgumentParser(description="Run a trainer's loop with each optimizer.")
     parser.add_argument("--only", choices=RATES, nargs="+", default=[*RATES], help="optimizers")
     parser.add_argument("--steps", type=int, default=60, help="steps of training, 60 by default")
     parser.add_argument("--devices", type=int, default=8, help="of the mesh; 1: leave it out")
+    parser.add_argument("--save", type=Path, help="write the figures to this file, as JSON")
     parser.add_argument("--folder", type=Path, help="run one optimizer in this folder, here")
     parser.add_argument("--kill-at", type=int, help="with --folder: kill the process at this step")
     options = parser.parse_args(argv)
@@ -119,42 +124,43 @@ def main(train: Callable[[Run], None], argv: Sequence[str] | None = None) -> int
         options.folder.mkdir(parents=True, exist_ok=True)
         train(Run(options.only[0], options.folder, options.steps, options.kill_at))
         return 0
-    spec = sys.modules[train.__module__].__spec__
-    assert spec is not None
-    trainer = DISTRIBUTIONS[spec.name.rpartition(".")[2]]
-    print(", ".join(f"{x} {metadata.version(x)}" for x in (trainer, "jax", "optax")), "\n")
-    names = "loss", "from Optax's Muon", "resumed", f"{options.devices} devices", "off the set"
-    print("| |", " | ".join(names), "|\n|---|" + "---|" * len(names), flush=True)
-    wrong, muon = 0, None
+    spec: Any = sys.modules[train.__module__].__spec__
+    names = *DISTRIBUTIONS[spec.name.rpartition(".")[2]].split(), "jax", "optax", "manifoldmuon"
+    versions = {x: metadata.version(x) for x in names} | {"Python": platform.python_version()}
+    print(", ".join(map(" ".join, versions.items())), flush=True)
+    start, wrong, rows, muon = os.times(), 0, {}, None
     for name in options.only:
         command = [sys.executable, "-m", spec.name, "--steps", str(options.steps), "--only", name]
         with tempfile.TemporaryDirectory() as folder:
-            result = _compare(command, Path(folder), options, only_whole=name == "optax")
-        muon = result["losses"] if name == "optax" else muon
-        same = _apart(muon, result["losses"]) if muon and name == "drop-in" else None
-        first, last = result["losses"][0], result["losses"][options.steps - 1]
-        shown = [f"{first:.3f} to {last:.3g}"]
-        rest = [same, *(result[x] for x in ("resumed", "devices", "distance"))]
-        shown += ["" if x is None else "the same" if x == 0 else f"{x:.0e}" for x in rest]
-        print(f"| {name} |", " | ".join(shown), "|", flush=True)
-        limits = [1e-3, 0, 1e-2, 1e-4]
-        if not last < 0.9 * first or any(
-            x is not None and not x <= limit for x, limit in zip(rest, limits, strict=True)
-        ):
-            wrong += 1
+            losses, row = _compare(command, Path(folder), options, only_whole=name == "optax")
+        muon = losses if name == "optax" else muon
+        if muon and name == "drop-in":
+            row["optax"] = _apart(muon, losses)
+        rows[name] = row
+        print(f"{name}:", ", ".join(f"{x} {value:.3g}" for x, value in row.items()), flush=True)
+        limits = {"optax": 1e-3, "resumed": 0, "devices": 1e-2, "distance": 1e-4}
+        limits["last"] = 0.9 * row["first"]
+        wrong += not all(row.get(x, 0) <= most for x, most in limits.items())
+    if options.save:
+        user, system, wall = np.subtract(os.times(), start).round()[2:]
+        record = {
+            "versions": versions, "steps": options.steps, "devices": options.devices,
+            "seconds": {"wall": wall, "cpu": user + system}, "optimizers": rows,
+        }  # fmt: skip
+        options.save.write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
     return wrong
 
 
 def _compare(
     command: list[str], folder: Path, options: argparse.Namespace, only_whole: bool
-) -> dict[str, Any]:
+) -> tuple[dict[int, float], dict[str, float]]:
     """Return the losses of a whole run, and the differences of the other runs from it."""
     losses = _losses(command, folder / "whole")
-    result: dict[str, Any] = dict.fromkeys(("resumed", "devices", "distance")) | {"losses": losses}
+    row = {"first": losses[0], "last": losses[options.steps - 1]}
     if (distance := folder / "whole" / "distance.json").exists():
-        result["distance"] = json.loads(distance.read_bytes())
+        row["distance"] = json.loads(distance.read_bytes())
     if only_whole:
-        return result
+        return losses, row
     # Asynchronous checkpoints: the last may be unfinished, those before it are not.
     kill_at = options.steps * 3 // 4
     killed = _losses([*command, "--kill-at", str(kill_at)], folder / "killed", -signal.SIGKILL)
@@ -162,10 +168,10 @@ def _compare(
     resumed = _losses(command, folder / "killed")
     if max(killed) != kill_at or not 0 < min(resumed) <= kill_at:
         raise RuntimeError(f"killed at step {max(killed)}, resumed from step {min(resumed)}")
-    result["resumed"] = _apart(losses, killed | resumed)
-    several = options.devices > 1 and _losses(command, folder / "mesh", devices=options.devices)
-    result["devices"] = _apart(losses, several) if several else None
-    return result
+    row["resumed"] = _apart(losses, killed | resumed)
+    if options.devices > 1:
+        row["devices"] = _apart(losses, _losses(command, folder / "mesh", devices=options.devices))
+    return losses, row
 
 
 def _apart(first: dict[int, float], second: dict[int, float]) -> float:
@@ -190,5 +196,4 @@ def _losses(
     )  # fmt: skip
     if done.returncode != status:
         raise RuntimeError(f"{' '.join(command)}: exit status {done.returncode}\n{done.stdout}")
-    lines = (folder / "losses.jsonl").read_text(encoding="utf-8").splitlines()
-    return dict(map(json.loads, lines))
+    return dict(map(json.loads, (folder / "losses.jsonl").read_bytes().splitlines()))

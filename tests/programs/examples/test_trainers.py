@@ -1,6 +1,8 @@
 """Programs for third-party trainers; each needs its trainer installed."""
 
 import importlib
+import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -15,8 +17,10 @@ from optax.contrib import MuonDimensionNumbers
 import manifoldmuon as mm
 from examples.trainers import maxtext, runs
 from manifoldmuon.manifolds import Stiefel
+from studies import claims
 
 ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
 NEEDS = {
     "easydel": "easydel",
     "kauldron": "kauldron.kd",
@@ -27,11 +31,41 @@ NEEDS = {
 }
 
 
-def test_every_trainer_has_a_program_and_a_row_on_the_page():
+def test_every_trainer_has_one_install_line():
+    """On the page, in the weekly workflow, and in its program."""
     files = {x.stem for x in (ROOT / "examples" / "trainers").glob("*.py")}
     assert files - {"__init__", "runs"} == NEEDS.keys() == runs.DISTRIBUTIONS.keys()
-    page = (ROOT / "docs" / "trainers.md").read_text(encoding="utf-8")
-    assert all(f"python -m examples.trainers.{name}" in page for name in NEEDS)
+    workflow = (ROOT / ".github" / "workflows" / "trainers.yml").read_text(encoding="utf-8")
+    lines = dict(re.findall(r'\{name: (\w+), install: "?(.*?)"?\}', workflow))
+    assert lines.keys() == NEEDS.keys()
+    for name, line in lines.items():
+        assert f"| `pip install {line} .` | `python -m examples.trainers.{name}` |" in PAGE
+        program = (ROOT / "examples" / "trainers" / f"{name}.py").read_text(encoding="utf-8")
+        assert f"\npython -m examples.trainers.{name}    # after pip install {line}\n" in program
+
+
+def figures(name: str) -> list[str]:
+    """Return the versions, losses and differences of a trainer's record, as on the page."""
+    path = ROOT / "examples" / "trainers" / "results" / f"{name}.json"
+    record = json.loads(path.read_bytes())
+    versions = ", ".join(" ".join(x) for x in record["versions"].items() if x[0] != "manifoldmuon")
+    (trainer,) = re.findall(rf"^\| ([\w ]+) \|.*examples\.trainers\.{name}`", PAGE, re.MULTILINE)
+    _, *ours = record["optimizers"].values()
+    cells = [
+        trainer,
+        *(f"{row['first']:.2f} to {row['last']:.2g}" for row in record["optimizers"].values()),
+        f"{ours[0]['optax']:.0e}",
+        "different" if any(row["resumed"] for row in ours) else "the same",
+        ", ".join(f"{row['devices']:.0e}" for row in ours),
+        f"{ours[2]['distance']:.0e}",
+    ]
+    row = f"| {' | '.join(cells)} |".replace("e-0", "e-")
+    return [f"| `python -m examples.trainers.{name}` | {versions} |", row]
+
+
+def test_page_matches_its_records():
+    held = {"docs/trainers.md": [line for name in NEEDS for line in figures(name)]}
+    assert list(claims.unproved({"docs/trainers.md": PAGE}, held)) == []
 
 
 @pytest.mark.slow
@@ -55,6 +89,30 @@ def test_different_steps_or_losses_are_apart():
     assert runs._apart({0: 4.0, 1: 2.0}, {1: 1.0, 0: 4.0}) == 0.25
     with pytest.raises(RuntimeError, match="steps \\[1\\] are in one run only"):
         runs._apart({0: 2.0, 1: 1.0}, {0: 2.0})
+
+
+def test_saved_record_has_losses_and_differences(tmp_path, monkeypatch):
+    def losses(command, folder, status=0, devices=1):
+        folder.mkdir(exist_ok=True)
+        (folder / "losses.jsonl").touch()
+        if command[-1] == "optax":
+            return dict(enumerate([4.0, 2.0, 1.5, 1.0]))
+        if folder.name == "killed" and not status:
+            return {2: 2.5, 3: 1.0}
+        return dict(enumerate([4.0, 2.5 if devices == 1 else 4.5, 1.5, 1.0]))
+
+    monkeypatch.setattr(runs, "_losses", losses)
+    monkeypatch.setattr(runs.metadata, "version", lambda name: f"that of {name}")
+    path = tmp_path / "record.json"
+    options = ["--steps", "4", "--only", "optax", "drop-in", "--save", str(path)]
+    assert runs.main(maxtext.train, options) == 1
+    record = json.loads(path.read_bytes())
+    assert record["versions"]["maxtext"] == "that of maxtext"
+    assert (record["steps"], record["devices"]) == (4, 8)
+    assert record["optimizers"] == {
+        "optax": {"first": 4.0, "last": 1.0},
+        "drop-in": {"first": 4.0, "last": 1.0, "resumed": 0.25, "devices": 0.5, "optax": 0.125},
+    }
 
 
 def test_optimizers_share_one_start():
