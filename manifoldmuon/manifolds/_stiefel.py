@@ -70,8 +70,8 @@ class _Orthonormal(ScaledMatrices):
     def project(self, point: Matrices) -> Matrices:
         """Return the orthogonal polar factor.
 
-        A rank-deficient matrix has several: LAPACK's singular vectors choose. For a zero matrix
-        these give the first columns (or rows) of the identity.
+        A rank-deficient matrix has several: LAPACK's singular vectors choose, on TPUs small random
+        numbers. For a zero matrix LAPACK's give the first columns (or rows) of the identity.
         """
         if 0 in point.shape:
             return point

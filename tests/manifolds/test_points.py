@@ -1,6 +1,7 @@
 """Points and directions against NumPy in float64, and edge cases."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
+from manifoldmuon.manifolds._polar_factors import polar_by_products
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, SkewPolar
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RootDim, Spectral
 from tests.compiled import ask, point_of
@@ -189,6 +191,17 @@ def test_projection_of_rank_deficient_points(rng, dtype):
     assert np.max(ask(EmbeddingRows(2.0).distance, table)) < 4 * eps
     sphere = ask(Hypersphere(ndim=2).project, jnp.zeros((2, 2), dtype))
     np.testing.assert_allclose(np.asarray(sphere, np.float64), 0.5)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 3), (4, 2)])
+def test_polar_by_products_matches_singular_values(shape):
+    """On TPUs in place of singular vectors: all matrices of 0, 1 and -1, most rank-deficient."""
+    entries = np.array(list(itertools.product((0, 1, -1), repeat=shape[0] * shape[1])))
+    given = entries.reshape(-1, *shape).astype(np.float32)
+    factor = np.asarray(ask(polar_by_products, given), np.float64)
+    np.testing.assert_allclose(factor.mT @ factor - np.eye(shape[1]), 0, atol=2e-6)
+    nuclear = np.linalg.svd(given.astype(np.float64), compute_uv=False).sum(-1)
+    np.testing.assert_allclose(np.sum(factor * given, (-2, -1)), nuclear, atol=1e-6)
 
 
 @pytest.mark.parametrize("manifold", [Stiefel(), Hypersphere(ndim=2), EmbeddingRows()], ids=name)
