@@ -45,8 +45,13 @@ def polar_by_products(x: Matrices) -> Matrices:
     Every `msign` multiplies small singular values by a thousand or more. Random numbers of the size
     of rounding fill the null space; smaller numbers may be rounded away.
     """
-    noise = 4 * jnp.finfo(x.dtype).eps * jax.random.normal(jax.random.key(0), x.shape[-2:], x.dtype)
-    return jax.lax.fori_loop(0, 4, lambda _, x: msign(x + noise), x)
+
+    def amplify(i, x):
+        # New numbers in every iteration; constants would be computed by the compiler, in minutes.
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), i), x.shape[-2:], x.dtype)
+        return msign(x + 4 * jnp.finfo(x.dtype).eps * noise)
+
+    return jax.lax.fori_loop(0, 4, amplify, x)
 
 
 def exceeds_distance(x: Matrices, *distances: float) -> list[Bool[Array, "*batch"]]:
