@@ -127,7 +127,8 @@ def merge(name: str, state: Any, results: dict[str, Any]) -> Any:
     """Return the next state; weights without an update keep their values."""
     after = {}
     for path, found in results.items():
-        unknown, missing = set(found) - set(state._fields), set(state._fields) - set(found)
+        known = {field for field, values in state._asdict().items() if path in values}
+        unknown, missing = set(found) - set(state._fields), known - set(found)
         if unknown and missing:
             raise ValueError(
                 f"{name}: rules return {sorted(unknown)}, and nothing for {sorted(missing)} of the"
