@@ -78,7 +78,7 @@ def quantized(
     aliases and of `optax.trace`.
 
     Args:
-      inner: the transformation. Its state by path (warm starts, gaps) stays unchanged.
+      inner: the transformation. Its warm starts and gaps stay as they are.
       bits: bits of an entry, 8 or 4. JAX reports a byte for an `int4`; XLA packs two into a byte.
       block: most entries in a block; an axis is cut into blocks of equal length.
       min_size: arrays with fewer entries, or fewer than two axes, stay as they are (4096 is the

@@ -32,8 +32,9 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
         for Flax, the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
-      `{"residual": {path: array}, "gap": {path: array}}`: a float32 number per point; see
-      `manifoldmuon.manifolds.solvers.Steepest`. Empty without `track_gap`, as in `muon`.
+      `{"residual": {path: array}, "gap": {path: array}}`, with paths such as `layer/kernel`: a
+      float32 number per point; see `manifoldmuon.manifolds.solvers.Steepest`. Empty without
+      `track_gap`, as in `muon`.
 
     Raises:
       ValueError: there is no `ScaleBySteepestState`, or two report on the same parameter.
