@@ -43,11 +43,11 @@ class KeepNormsState(NamedTuple):
     """State of `keep_norms`.
 
     Attributes:
-      radius: radii of the leaves on spheres, keyed by path such as `layer/kernel`: a number per
-        point, float32 (float64 for float64 weights). They never change.
+      radius: radii of the leaves on spheres, nested dictionaries with the paths of the parameters:
+        a number per point, float32 (float64 for float64 weights). They never change.
     """
 
-    radius: dict[str, jax.Array]
+    radius: dict[str, Any]
 
 
 @check_arguments()
@@ -105,7 +105,7 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
         options: Any = {"select": on_sphere, "stack": False}
         return execute("keep_norms", plan, keep_norm, (params, updates), given, **options)[0], state
 
-    # One scalar per dictionary keyed by path; see `gradient_transformation`.
+    # A scalar for the dictionary of radii; see `gradient_transformation`.
     empty = KeepNormsState(jnp.zeros(()))  # type: ignore
     return gradient_transformation(update_fn, init_fn, lambda _: empty, Terminal)
 
@@ -194,7 +194,7 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
         _raise_if_unfit(tuple(wrong), *[True] * len(wrong))
         if traced:
             check_values(functools.partial(_raise_if_unfit, tuple(traced)), [*traced.values()])
-    return KeepNormsState(radii)
+    return KeepNormsState(plan.nest(radii))
 
 
 def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
