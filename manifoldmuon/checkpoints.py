@@ -11,7 +11,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -40,8 +40,9 @@ except ImportError:  # Windows
 __all__ = ["STATE_LAYOUT", "CheckpointError", "Checkpoints", "Restored", "check_geometry",
            "describe_geometry"]  # fmt: skip
 
-STATE_LAYOUT = 4
-"""Version of the record and of the states; steps that were saved with another are refused."""
+STATE_LAYOUT = 5
+"""Version of the record and of the states. Steps of layout 4, whose states are not nested, are
+restored by their paths; steps of other layouts are refused."""
 
 
 class CheckpointError(Exception):
@@ -96,7 +97,10 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     ):
         path = os.fspath(directory)
         self._directory = path if "://" in path else os.path.abspath(path)
-        self.manager = ocp.CheckpointManager(self._directory, options=options)
+        handlers = {"tree": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}
+        self.manager = ocp.CheckpointManager(
+            self._directory, options=options, item_handlers=handlers
+        )
         self._held = contextlib.ExitStack()
         self._locked = False
 
@@ -170,7 +174,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         if (step := self._choose(step)) is None:
             return None
         where, record = f"step {step} in {self._directory}", self._record(step)
-        if record["layout"] != STATE_LAYOUT:
+        if record["layout"] not in (4, STATE_LAYOUT):
             raise CheckpointError(
                 f"{where} has the state layout {record['layout']} of manifoldmuon"
                 f" {record['version']}; this is {manifoldmuon.__version__} with layout"
@@ -190,12 +194,14 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         hint = "continue with its model and optimizer"
         hint += "" if partial else ", or restore some of its leaves by partial=True"
         _check_equal(f"{where} has another tree", saved, given, hint)
-        leave = ocp.PLACEHOLDER if partial else None  # Orbax 0.11.33 then fails at None
-        tree = jax.tree.map(_restore_target, target)
-        tree = jax.tree.map(lambda x: leave if x is None else x, tree, is_leaf=lambda x: x is None)
+        leaves, map_paths = _leaves(target), jax.tree_util.tree_map_with_path
+        tree = self._read(step, "tree", lambda: self.manager.item_metadata(step)["tree"].tree)
+        # In the saved containers: their paths, not their types, have to fit the target.
+        tree = map_paths(lambda path, _: _restore_target(leaves.get(path_string(path))), tree)
         arguments = ocp.checkpoint_utils.construct_restore_args(tree)
-        how = ocp.args.PyTreeRestore(tree, restore_args=arguments, partial_restore=partial)
-        tree = jax.tree.map(_as_target, target, self._item(step, "tree", how))
+        how = ocp.args.PyTreeRestore(tree, restore_args=arguments)
+        leaves = _leaves(self._item(step, "tree", how))
+        tree = map_paths(lambda path, x: _as_target(x, leaves.get(path_string(path))), target)
         for path, digest in _digests(tree).items():
             if digest != record["digests"][path]:
                 raise self._damaged(step, f"{path!r} is not the array that was saved")
@@ -254,8 +260,12 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         return record
 
     def _item(self, step: int, name: str, how: Any) -> Any:
+        args = ocp.args.Composite(**{name: how})
+        return self._read(step, name, lambda: self.manager.restore(step, args=args)[name])
+
+    def _read(self, step: int, name: str, read: Callable[[], Any]) -> Any:
         try:
-            return self.manager.restore(step, args=ocp.args.Composite(**{name: how}))[name]
+            return read()
         except Exception as error:  # the type depends on the damaged file
             line = " ".join(str(error).split())[:160]
             raise self._damaged(step, f"its {name} cannot be read ({line})") from error
@@ -333,8 +343,8 @@ def _kinds(tree: Any) -> dict[str, str]:
 
 def _restore_target(leaf: Any) -> Any:
     """Return Orbax's target for a leaf, with a sharding, so that Orbax does not guess."""
-    if np.size(leaf) == 0:
-        return None
+    if leaf is None:
+        return ocp.PLACEHOLDER
     if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct):
         return np.asarray(leaf) if isinstance(leaf, np.generic) else leaf
     sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])

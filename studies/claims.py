@@ -23,6 +23,7 @@ CIFAR = "docs/lab/results/certified-cifar10-methods.json"
 STEPS = "docs/benchmarks/results/steps.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
+QUANTIZATION = "docs/lab/results/quantization.json"
 FLOWS = "docs/lab/results/flows.json"
 CONVOLUTIONS = "docs/lab/results/flows-convolutions.json"
 TRANSFORMERS = "docs/lab/results/transformers-{}.json"
@@ -36,7 +37,7 @@ SMALL_ONLY = (
 # Pages with further numbers, which are held to no record here.
 IN_PART = (
     "docs/constrain-a-transformer.md", "docs/lab/certified-networks.md", "docs/lab/index.md",
-    "docs/lab/transformers.md", "docs/scale.md",
+    "docs/lab/transformers.md", "docs/quantization.md", "docs/scale.md",
 )  # fmt: skip
 
 BCP = "proves 47.95 %"  # published, in the repository sungyoon-lee/bcp
@@ -162,6 +163,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
         "docs/scale.md": [_spread(overheads)],
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
         "docs/flows.md": [*_flows(read(FLOWS)), *_convolutions(read(CONVOLUTIONS))],
+        "docs/quantization.md": _rotations(read(QUANTIZATION)),
         "docs/recurrent.md": _recurrent(read(RECURRENT)),
         "docs/swap-muon.md": [
             f"| {_span(unstacked, part, drop_in)}; stacked {_span(stacked, part, drop_in)}"
@@ -282,6 +284,44 @@ def _spread(table: str) -> str:
         f" {found['manifold_muon, ClosedForm()']}; the share falls as models and slices grow."
         f" Optax's Muon adds at least {found['optax.contrib.muon']} on 8 chips"
     )
+
+
+def _rotations(record: Mapping[str, Any]) -> list[str]:
+    """Format the cost of quantization: with 4-bit inputs, step held and not, and with 8 bits."""
+    labels = {"none": "not rotated", "Cayley SGD, rate 1.5": "Cayley SGD, 1.5",
+              "minimize, noise": "`minimize` on noise"}  # fmt: skip
+    four, eight = (record["summary"][f"{bits} bits, equal steps"] for bits in (4, 8))
+
+    def cell(found: Mapping[str, Any] | None) -> str:
+        return f" {shown(found['cost'], '.3f')}" if found else ""
+
+    def losses(method: str, budget: str = "steps") -> np.ndarray:
+        names = {"method": method, "inputs": 4, "budget": budget}
+        return np.array(
+            [row["quantized"] for row in record["rows"] if names.items() <= row.items()]
+        )
+
+    def apart(other: str, budget: str = "steps") -> str:
+        """Format how far the differentiated `riemannian_sgd` is from another method, paired."""
+        found = losses(other, budget) - losses("riemannian_sgd, step", budget)
+        return shown(estimate(found * np.sign(found.mean())), ".3f")
+
+    muon = estimate(losses("manifold_muon, step") - losses("Cayley SGD, step"))
+    return [
+        *(
+            f"| {labels.get(name, f'`{name}`' if '_' in name else name)} |{cell(found)}"
+            f" |{cell(four.get(f'{name}, step'))}"
+            f" |{cell(eight.get(f'{name}, step', eight[name]))} |"
+            for name, found in four.items()
+            if not name.endswith(", step")
+        ),
+        f"is {apart('Cayley SGD')} below tuned Cayley SGD with SpinQuant's gradient,"
+        f" {apart('Cayley SGD, rate 1.5')} below the published rate",
+        f"It is {apart('Cayley SGD, step')} below `riemannian_sgd`"
+        f" ({apart('Cayley SGD, step', 'seconds')} in equal time",
+        f"and {shown(muon, '.3f')} below `manifold_muon`",
+        f"end {apart('Frobenius steps, step')} and {apart('minimize, noise')} above",
+    ]
 
 
 def _recurrent(record: Mapping[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, ClassVar
 
 import jax
@@ -16,12 +17,13 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS
 from manifoldmuon.optim import chain, hyperball, manifold_muon, scale_by_steepest
 from studies.classification import digits
-from studies.datasets import batches
+from studies.datasets import FlatImages, batches, load_mnist, standardise
 from studies.display import COLOURS, dress, panels, text_table
 from studies.estimates import at_best_rate, estimate, shown
 from studies.study import Cell, Record, Row, Study, check_choices, check_rival, option
 
 BATCH = 32
+IMAGES = 1437
 HEAD_RATE = 2.0**-8
 """The learning rate of Adam for the last layer."""
 
@@ -140,15 +142,23 @@ def _program(name: str) -> Any:
     return run
 
 
+@functools.lru_cache(maxsize=1)
+def _mnist(folder: Path | None, seed: int) -> FlatImages:
+    """Draw as many of MNIST's training images as scikit-learn's digits have."""
+    data = standardise(load_mnist(folder))
+    rows = np.random.default_rng(seed).permutation(len(data.train_y))[:IMAGES]
+    return data._replace(train_x=data.train_x[rows], train_y=data.train_y[rows])
+
+
 @dataclasses.dataclass(frozen=True)
 class Plasticity(Study):
     """Which recipe still learns after a long stream of tasks?
 
-    A ReLU network without biases classifies digits, with a new permutation of the pixels in every
-    task. A task shows each image once; nothing is reset. Each method trains the hidden matrices at
-    a constant rate, Adam trains the head. The loss is measured on each batch before its update. The
-    rate for the loss over the whole stream is chosen for each seed by the other seeds. Differences
-    from Muon with weight decay are paired by seed.
+    A ReLU network without biases classifies digits, scikit-learn's or as many of MNIST's, with a
+    new permutation of the pixels in every task. A task shows each image once; nothing is reset.
+    Each method trains the hidden matrices at a constant rate, Adam trains the head. The loss is
+    measured on each batch before its update. The rate for the loss over the whole stream is chosen
+    for each seed by the other seeds. Differences from Muon with weight decay are paired by seed.
     """
 
     name: ClassVar[str] = "plasticity"
@@ -157,6 +167,8 @@ class Plasticity(Study):
     methods: tuple[str, ...] = option(
         tuple(METHODS), f"methods for the hidden matrices, {RIVAL!r} among them",
         choices=tuple(METHODS))
+    images: str = option("digits", "data set", choices=("digits", "mnist"))
+    data_dir: Path | None = option(None, "folder with MNIST", recorded=False)
     tasks: int = option(80, "number of permutations, one after the other")
     parts: int = option(10, "parts of the stream with a mean loss each")
     octaves: tuple[int, ...] = option(
@@ -181,7 +193,7 @@ class Plasticity(Study):
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
         method, seed = cell["method"], cell["seed"]
-        data = digits(seed)
+        data = digits(seed) if self.images == "digits" else _mnist(self.data_dir, seed)
         count, features = data.train_x.shape
         steps = count // BATCH
         rng = np.random.default_rng(seed)
@@ -244,7 +256,8 @@ class Plasticity(Study):
             line = f"{line[0]}:" if factor else line
             grid[0, 0].plot(x, found["by_part"], line, color=colour, markersize=3, label=name)
         figure.legend(loc="outside right center", fontsize=8, frameon=False)
-        dress(grid[0, 0], "Permuted digits, one task after the other",
+        images = {"digits": "digits", "mnist": "MNIST"}[record["settings"].get("images", "digits")]
+        dress(grid[0, 0], f"Permuted {images}, one task after the other",
               "each method at its best rate, mean over seeds", "tasks so far",
               "loss on images seen for the first time")  # fmt: skip
         return figure

@@ -19,6 +19,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
@@ -411,6 +412,41 @@ def test_changed_state_layout_raises(run, monkeypatch):
     line = refusal(folder, start(tx), table)
     assert f"has the state layout {STATE_LAYOUT} of manifoldmuon" in line
     assert "continue with that version, or restore the parameters alone, as the page" in line
+
+
+def with_joined_keys(states):
+    """Return states whose fields are dictionaries by `layers/0/w`, as in layout 4."""
+    return type(states)(*[flatten_dict(field, sep="/") for field in states])
+
+
+def test_states_with_joined_keys_resume_bit_for_bit(tmp_path, monkeypatch):
+    geometry = {"layers": [Stiefel(solver=DualAscent(steps=2))] * 2, "a": {"b": Euclidean()}}
+    tx = optim.manifold_muon(0.1, geometry)
+    params = {"layers": [jnp.eye(8, 4), jnp.eye(4)], "a": {"b": jnp.ones(3)}}
+    grads = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size)).reshape(x.shape), params)
+    state: Any = tx.update(grads, tx.init(params), params)[1]
+    trace, steps = state
+    old = trace, steps._replace(steepest=with_joined_keys(steps.steepest))
+    assert old[1].steepest.gap.keys() == {"layers/0", "layers/1", "a/b"}
+    monkeypatch.setattr("manifoldmuon.checkpoints.STATE_LAYOUT", 4)
+    with Checkpoints(tmp_path) as saved:
+        saved.save(1, {"params": params, "state": old})
+    monkeypatch.undo()
+    with Checkpoints(tmp_path) as saved:
+        found = restored(saved, {"params": params, "state": tx.init(params)}).tree["state"]
+    assert jax.tree.structure(found) == jax.tree.structure(state)
+    assert bits(found) == bits(state)
+
+    # The changelog's lines, for other libraries.
+    def key(path):
+        return jax.tree_util.keystr(path, simple=True, separator="/").replace("|", "/")
+
+    read = flax.serialization.msgpack_restore(flax.serialization.to_bytes(old))
+    values = {key(path): x for path, x in jax.tree_util.tree_leaves_with_path(read)}
+    new = jax.tree_util.tree_map_with_path(lambda path, _: values[key(path)], tx.init(params))
+    assert bits(new) == bits(state)
+    with pytest.raises(ValueError, match="no entries for .*older version .* changelog"):
+        tx.update(grads, old, params)
 
 
 def test_changed_tree_raises(run):

@@ -32,28 +32,6 @@ def dimension_numbers(params: Any) -> Any:
     )
 
 
-def without_slashes(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Write the paths in the state with bars.
-
-    EasyDeL cannot save keys with slashes, and cannot restore keys with dots.
-    """
-
-    def rename(state: Any, old: str, new: str) -> Any:
-        def visit(node: Any) -> Any:
-            if not isinstance(node, dict):
-                return node
-            names = [k.replace(old, new) if isinstance(k, str) else k for k in node]
-            return dict(zip(names, [rename(v, old, new) for v in node.values()], strict=True))
-
-        return jax.tree.map(visit, state, is_leaf=lambda x: isinstance(x, dict))
-
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        updates, state = tx.update(updates, rename(state, "|", "/"), params)
-        return updates, rename(state, "/", "|")
-
-    return optax.GradientTransformation(lambda params: rename(tx.init(params), "/", "|"), update)
-
-
 def train(run: Run) -> None:
     """Train a Llama of two layers on a text, a byte a token."""
     import easydel
@@ -68,7 +46,7 @@ def train(run: Run) -> None:
             rate = optax.cosine_decay_schedule(run.rate, run.steps)
             rest = optax.adamw(run.rate / 10)
             dims = {"muon_weight_dimension_numbers": dimension_numbers}
-            return without_slashes(optimizer(run.name, rate, geometry, rest, **dims)), rate
+            return optimizer(run.name, rate, geometry, rest, **dims), rate
 
     class Trainer(easydel.Trainer):
         """A trainer that reports the losses."""

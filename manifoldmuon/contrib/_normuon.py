@@ -28,10 +28,10 @@ class ScaleByNeuronRMSState(NamedTuple):
 
     Attributes:
       nu: running mean square of each neuron's update, shape `(..., fan_out)`, float32, for leaves
-        with a spectral norm; by path such as `layer/kernel`.
+        with a spectral norm: nested dictionaries with the paths of the parameters.
     """
 
-    nu: dict[str, jax.Array]
+    nu: dict[str, Any]
 
 
 @check_arguments()

@@ -17,7 +17,7 @@ from manifoldmuon._internal.arguments import check_arguments, check_number, show
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import explicit_mesh
-from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
+from manifoldmuon._internal.trees.paths import flat
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -44,7 +44,8 @@ class QuantizedState(NamedTuple):
       inner: state of the wrapped transformation, with codes (`int8` or `int4`) in place of the
         quantised arrays, in the same shapes.
       scales: largest magnitude of each block, `(..., blocks)` for an array `(..., n)`, in the
-        array's own dtype; by the array's path within `inner`.
+        array's own dtype; by the array's path within `inner`, such as `0|trace|w`. (Not nested:
+        `optax.tree.get(state, "trace")` would find the scales too.)
     """
 
     inner: Any
@@ -77,7 +78,7 @@ def quantized(
     aliases and of `optax.trace`.
 
     Args:
-      inner: the transformation. Its state by path (warm starts, gaps) stays unchanged.
+      inner: the transformation. Its warm starts and gaps stay as they are.
       bits: bits of an entry, 8 or 4. JAX reports a byte for an `int4`; XLA packs two into a byte.
       block: most entries in a block; an axis is cut into blocks of equal length.
       min_size: arrays with fewer entries, or fewer than two axes, stay as they are (4096 is the
@@ -93,7 +94,7 @@ def quantized(
       >>> geometry = mm.manifolds.Euclidean(mm.norms.RMSToRMS())
       >>> tx = quantized(mm.optim.muon(0.02, geometry), bits=8)
       >>> state = tx.init({"w": jnp.ones((64, 256))})
-      >>> optax.tree.get(state, "trace")["w"].dtype, state.scales["0/trace/w"].shape
+      >>> optax.tree.get(state, "trace")["w"].dtype, state.scales["0|trace|w"].shape
       (dtype('int8'), (64, 2))
     """
     base, code = optax.with_extra_args_support(inner), _CODES[bits]
@@ -110,7 +111,7 @@ def quantized(
         chosen = optax.tree_utils.tree_map_params(
             base, is_large, state, transform_non_params=lambda _: False
         )
-        large = {path_string(path) for path, held in flatten_with_path(chosen)[0] if held}
+        large = {"|".join(keys) for keys, held in flat(chosen).items() if held}
 
         def encode(path: str, x: Any) -> Any:
             if path in large:
@@ -144,8 +145,8 @@ def quantized(
 
 
 def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:
-    pairs, treedef = flatten_with_path(tree)
-    return jax.tree.unflatten(treedef, [function(path_string(path), x) for path, x in pairs])
+    leaves, treedef = flat(tree), jax.tree.structure(tree)
+    return jax.tree.unflatten(treedef, [function("|".join(k), x) for k, x in leaves.items()])
 
 
 def _encode(x: Any, code: Any, block: int) -> tuple[Any, Any]:

@@ -109,7 +109,7 @@ def descend(
                 leaves[i] = -step.astype(leaves[i].dtype)
         updates = jax.tree.unflatten(plan.treedef, leaves)
         count = optax.safe_increment(count) if scheduled else ()
-        return updates, DescendState(count, merge("descend", before, results))
+        return updates, DescendState(count, merge("descend", plan, before, results))
 
     def placeholder(params: Any) -> DescendState:
         zero = jnp.zeros(())

@@ -145,8 +145,8 @@ def execute(
             leaves[i] = leaf._replace(turned=turn and _is_turned(leaf))
     if unknown:
         raise ValueError(
-            f"{name}: the state has no entries for {unknown}; it belongs to another tree. Call"
-            " tx.init(params) again."
+            f"{name}: the state has no entries for {unknown}: it belongs to another tree (call"
+            " tx.init(params) again) or to an older version (the changelog converts it)."
         )
     results = {}
     meshes: dict[Any, list[list[int]]] = {}

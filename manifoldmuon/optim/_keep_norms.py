@@ -43,11 +43,11 @@ class KeepNormsState(NamedTuple):
     """State of `keep_norms`.
 
     Attributes:
-      radius: radii of the leaves on spheres, keyed by path such as `layer/kernel`: a number per
-        point, float32 (float64 for float64 weights). They never change.
+      radius: radii of the leaves on spheres, nested dictionaries with the paths of the parameters:
+        a number per point, float32 (float64 for float64 weights). They never change.
     """
 
-    radius: dict[str, jax.Array]
+    radius: dict[str, Any]
 
 
 @check_arguments()
@@ -105,7 +105,7 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
         options: Any = {"select": on_sphere, "stack": False}
         return execute("keep_norms", plan, keep_norm, (params, updates), given, **options)[0], state
 
-    # One scalar per dictionary keyed by path; see `gradient_transformation`.
+    # A scalar for the dictionary of radii; see `gradient_transformation`.
     empty = KeepNormsState(jnp.zeros(()))  # type: ignore
     return gradient_transformation(update_fn, init_fn, lambda _: empty, Terminal)
 
@@ -132,12 +132,16 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
       Array([0., 5.], dtype=float32)
     """
     plan = _plan_spheres(geometry, params)
-    leaves = plan.leaves(tree)
-    trees = [plan.fill(x, dict.fromkeys(plan.rest)) for x in (tree, params)]
-    matched, _ = map_leaves(
-        _match, geometry, *trees, name="match_norms", select=on_sphere, stack=False
-    )
-    return plan.fill(matched, {i: leaves[i] for i in plan.rest})
+    plan_updates("match_norms", geometry, tree, params)  # raises for other shapes
+    leaves, own, matched = plan.leaves(tree), plan.leaves(params), []
+    for weight in plan.weights:
+        point, other = (weight.of(x[weight.index]) for x in (own, leaves))
+        matched.append(compiled(_match_leaf, (point, other))(weight.entry, point, other))
+    return plan.join(matched, tree, tree)
+
+
+def _match_leaf(entry: Entry, point: jax.Array, other: jax.Array) -> jax.Array:
+    return map_leaves(_match, [entry], [other], [point], select=on_sphere, stack=False)[0][0]
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
@@ -194,7 +198,7 @@ def init_radii(geometry: Geometry, radius: Radius, params: Any) -> KeepNormsStat
         _raise_if_unfit(tuple(wrong), *[True] * len(wrong))
         if traced:
             check_values(functools.partial(_raise_if_unfit, tuple(traced)), [*traced.values()])
-    return KeepNormsState(radii)
+    return KeepNormsState(plan.nest(radii))
 
 
 def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import optax
 
@@ -50,9 +49,9 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
 class ScaleBySteepestState(NamedTuple):
     """State carried between steps: warm starts and gaps.
 
-    All attributes are dictionaries keyed by path such as `layer/kernel`, without the shape of the
-    parameters: `optax.tree_utils.tree_map_params` passes each dictionary whole to
-    `transform_non_params`.
+    All attributes are nested dictionaries with the paths of the parameters, such as
+    `state.gap["blocks"]["0"]["kernel"]`, but not their shapes: `optax.tree_utils.tree_map_params`
+    passes each attribute whole to `transform_non_params`. `monitor` returns them by path.
 
     Attributes:
       dual: warm starts of the solvers, for leaves without a closed form.
@@ -62,8 +61,8 @@ class ScaleBySteepestState(NamedTuple):
     """
 
     dual: dict[str, Any]
-    residual: dict[str, jax.Array]
-    gap: dict[str, jax.Array]
+    residual: dict[str, Any]
+    gap: dict[str, Any]
 
 
 @checked()

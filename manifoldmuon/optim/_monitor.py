@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.matrices.arrays import largest, upcast
-from manifoldmuon._internal.trees.paths import flatten_with_path, is_hole, path_string
+from manifoldmuon._internal.trees.paths import flat, flatten_with_path, is_hole, path_string
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry, constrained
@@ -32,8 +32,9 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
         for Flax, the `opt_state` of an `nnx.Optimizer`.
 
     Returns:
-      `{"residual": {path: array}, "gap": {path: array}}`: a float32 number per point; see
-      `manifoldmuon.manifolds.solvers.Steepest`. Empty without `track_gap`, as in `muon`.
+      `{"residual": {path: array}, "gap": {path: array}}`, with paths such as `layer/kernel`: a
+      float32 number per point; see `manifoldmuon.manifolds.solvers.Steepest`. Empty without
+      `track_gap`, as in `muon`.
 
     Raises:
       ValueError: there is no `ScaleBySteepestState`, or two report on the same parameter.
@@ -56,13 +57,13 @@ def find_in(state: Any, kind: type, field: str) -> dict[str, jax.Array] | None:
       ValueError: two states have the same parameter.
     """
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
-    reports = [getattr(node, field) for node in nodes if isinstance(node, kind)]
+    states = [node for node in nodes if isinstance(node, kind)]
+    reports = [{"/".join(k): x for k, x in flat(getattr(s, field)).items()} for s in states]
     report: dict[str, jax.Array] = {}
     for numbers in reports:
         if twice := report.keys() & numbers.keys():
             raise ValueError(f"two {kind.__name__} report on {sorted(twice)}; ask each state.")
-        # Flax boxes every array of an optimizer's state.
-        report.update({path: jax.tree.leaves(boxed)[0] for path, boxed in numbers.items()})
+        report |= numbers
     return report if reports else None
 
 
@@ -109,10 +110,10 @@ def _with_master_copies(state: Any, params: Any) -> Any:
     """Return the parameters, replaced by their master copies in a state, if any."""
     nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MasterCopiesState))
     copies = {
-        path_string(path): leaf
+        "/".join(keys): leaf
         for node in nodes
         if isinstance(node, MasterCopiesState)
-        for path, leaf in flatten_with_path(node.copies)[0]
+        for keys, leaf in flat(node.copies).items()
     }
     pairs, treedef = flatten_with_path(params, is_hole) if copies else ([], None)
     leaves = [copies.get(path_string(path), leaf) for path, leaf in pairs]

@@ -35,8 +35,8 @@ class NormalizeState(NamedTuple):
 
     Attributes:
       base: state of the base optimizer.
-      vectors: a float32 singular vector per matrix, for leaves with an iterative norm; keyed by
-        path such as `layer/kernel`. Their shapes differ from the parameters'.
+      vectors: a float32 singular vector per matrix, for leaves with an iterative norm: nested
+        dictionaries with the paths of the parameters, but other shapes.
     """
 
     base: Any
@@ -96,22 +96,22 @@ def normalize(
         check_ascends("normalize", base)
         plan = make_plan(geometry, params)
         shares.init(params)
-        return NormalizeState(base.init(params), plan.by_path(_init_vectors, params))
+        return NormalizeState(base.init(params), plan.nest(plan.by_path(_init_vectors, params)))
 
     def update_fn(updates, state, params=None, **extra_args):
         plan = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
         measure = functools.partial(_tangent_norm, iterations)
-        trees = params, updates
-        tangents, sizes = execute("normalize", plan, measure, trees, state.vectors)
+        trees, before = (params, updates), plan.flat(state.vectors)
+        tangents, sizes = execute("normalize", plan, measure, trees, before)
         lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)
         units, _ = execute("normalize", plan, _divide, trees, lengths, stack=False)
         scaled, _ = shares.update(units, optax.EmptyState())
         vectors = {path: after for path, (_, after) in sizes.items()}
-        return scaled, NormalizeState(base_state, state.vectors | vectors)
+        return scaled, NormalizeState(base_state, plan.nest(before | vectors))
 
     def placeholder(params: Any) -> NormalizeState:
-        # One scalar per dictionary keyed by path; see `gradient_transformation`.
+        # A scalar for the dictionary of vectors; see `gradient_transformation`.
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
     return gradient_transformation(update_fn, init_fn, placeholder)

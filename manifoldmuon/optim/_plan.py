@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -12,8 +12,14 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.meshes.mesh import placed_like, replicated_like, whole_along
-from manifoldmuon._internal.trees.matching import Matched
-from manifoldmuon._internal.trees.paths import flatten_with_path, if_complex, is_hole, path_string
+from manifoldmuon._internal.trees.matching import Matched, refuse_repeated
+from manifoldmuon._internal.trees.paths import (
+    flatten_with_path,
+    if_complex,
+    is_hole,
+    nest,
+    path_string,
+)
 from manifoldmuon.manifolds import LaidOut, Manifold
 from manifoldmuon.optim._geometry import Entry, Geometry, match_geometry, warn_of_copies
 
@@ -22,16 +28,21 @@ class Weight(NamedTuple):
     """A parameter with its manifold, or one of the unequal blocks of a fused parameter.
 
     Attributes:
-      path: key path as text; of a block `qkv/kernel/0`.
+      keys: keys of the path as text; the last of a block is its index.
       index: of the parameter in the flattened tree.
       entry: its manifold, or a manifold in a layout.
       block: axis, start and end of the block; None for a whole parameter.
     """
 
-    path: str
+    keys: tuple[str, ...]
     index: int
     entry: Entry
     block: tuple[int, int, int] | None = None
+
+    @property
+    def path(self) -> str:
+        """Return the keys joined by `/`; of a block `qkv/kernel/0`."""
+        return "/".join(self.keys)
 
     @property
     def manifold(self) -> Manifold:
@@ -113,6 +124,23 @@ class Plan(Matched):
         made = {w.path: (make(w, leaves[w.index]), leaves[w.index]) for w in self.weights}
         return {path: replicated_like(x, leaf) for path, (x, leaf) in made.items() if x is not None}
 
+    def nest(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return values by path as nested dictionaries: the fields of a state."""
+        return nest({w.keys: values[w.path] for w in self.weights if w.path in values})
+
+    def flat(self, tree: Any) -> dict[str, Any]:
+        """Return the values of nested dictionaries by path; weights without any are left out."""
+        values = {}
+        for weight in self.weights:
+            node = tree
+            for key in weight.keys:
+                if not isinstance(node, dict) or key not in node:
+                    break
+                node = node[key]
+            else:
+                values[weight.path] = node
+        return values
+
 
 def make_plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = True) -> Plan:
     """Return the plan of a tree of parameters; cached by structure, shapes and dtypes.
@@ -146,14 +174,15 @@ def _plan_weights(matched: Matched) -> Plan:
     rest = tuple([i for i in matched.real if matched.values[i] is None])
     weights = []
     for i in real:
-        path, entry = matched.paths[i], matched.values[i]
+        keys, entry = matched.keys[i], matched.values[i]
         blocks = entry.layout.blocks if isinstance(entry, LaidOut) else ()
         if not blocks:
-            weights.append(Weight(path, i, entry))
+            weights.append(Weight(keys, i, entry))
             continue
         entry = dataclasses.replace(entry, layout=entry.layout.of_block())
-        weights += [Weight(f"{path}/{k}", i, entry, block) for k, block in enumerate(blocks)]
-    return Plan(matched.paths, matched.values, real, matched.treedef, rest, tuple(weights))
+        weights += [Weight((*keys, str(k)), i, entry, block) for k, block in enumerate(blocks)]
+    refuse_repeated([weight.path for weight in weights])  # `q/0`, of a block and of a key
+    return Plan(matched.keys, matched.values, real, matched.treedef, rest, tuple(weights))
 
 
 def plan_updates(

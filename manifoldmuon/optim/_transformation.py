@@ -1,4 +1,4 @@
-"""Transformations of rules: one visit of all weights, with a state by path."""
+"""Transformations of rules: one visit of all weights, with a state for each."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ def transformation(
       rule: a rule, or several composed by `rules.then`. The last update is cast to the dtype of
         the parameter: a rule need not round.
       geometry: the manifold of each parameter; see `resolve_geometry`.
-      state: the type of the state, a NamedTuple of dictionaries by path; a rule gets and finds
-        values by the names of its fields. None for no state.
+      state: the type of the state, a NamedTuple whose fields are nested dictionaries with the
+        paths of the parameters, such as `{"blocks": {"0": {"kernel": ...}}}`; a rule gets and
+        returns values by the names of the fields. None for no state.
       init: `init(manifold, shape)` returns a tuple, the first value of each field, for points of
         this shape with leading axes (a number per point has the shape
         `shape[: len(shape) - manifold.ndim]`); None leaves the weight out of a field.
@@ -94,7 +95,7 @@ def transformation(
         if numbers:
             given = given_numbers(plan, params, given, numbers)
         updates, results = execute(name, plan, rule, (params, updates), given, **options)
-        return updates, before if state is None else merge(name, before, results)
+        return updates, before if state is None else merge(name, plan, before, results)
 
     # A scalar per dictionary; see `gradient_transformation`.
     empty = optax.EmptyState() if state is None else state(*[jnp.zeros(()) for _ in state._fields])
@@ -103,51 +104,53 @@ def transformation(
 
 
 def init_state(state: Any, init: Any, plan: Plan, params: Any) -> Any:
-    """Return a state of dictionaries by path; see `transformation`."""
+    """Return a state of nested dictionaries; see `transformation`."""
     first, fields = {}, state._fields
     for path, values in plan.by_path(lambda w, x: init(w.manifold, w.shape(x)), params).items():
         if not isinstance(values, tuple) or len(values) != len(fields):
             raise TypeError(f"init must return a tuple with a value for each of {fields}")
         first[path] = values
     own = [{p: x[k] for p, x in first.items() if x[k] is not None} for k in range(len(fields))]
-    return state(*own)
+    return state(*map(plan.nest, own))
 
 
 def by_weight(plan: Plan, state: Any) -> dict[str, dict[str, Any]]:
     """Return the values of a state for each weight by name; weights without any are left out."""
     given: dict[str, dict[str, Any]] = {}
     for field, values in state._asdict().items():
-        for weight in plan.weights:
-            if weight.path in values:
-                given.setdefault(weight.path, {})[field] = values[weight.path]
+        for path, value in plan.flat(values).items():
+            given.setdefault(path, {})[field] = value
     return given
 
 
-def merge(name: str, state: Any, results: dict[str, Any]) -> Any:
+def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
     """Return the next state; weights without an update keep their values."""
-    after = {}
+    before = {field: plan.flat(values) for field, values in state._asdict().items()}
     for path, found in results.items():
-        unknown, missing = set(found) - set(state._fields), set(state._fields) - set(found)
+        unknown = found.keys() - before.keys()
+        missing = {field for field, old in before.items() if path in old} - found.keys()
         if unknown and missing:
             raise ValueError(
                 f"{name}: rules return {sorted(unknown)}, and nothing for {sorted(missing)} of the"
                 " state. Return the next value by the name of its field, also if it stays the same"
             )
-        for field in set(found) & set(state._fields):
-            new, old = found[field], getattr(state, field).get(path, found[field])
+        for field in found.keys() & before.keys():
+            new, old = found[field], before[field].get(path, found[field])
             if jax.tree.map(_kind, new) != jax.tree.map(_kind, old):
+                texts = [jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", x) for x in (new, old)]
                 raise ValueError(
-                    f"{name}: rules return {jax.tree.map(_kind, new)} as {field!r} of {path!r},"
-                    f" where the state has {jax.tree.map(_kind, old)}"
+                    f"{name}: rules return {texts[0]} as {field!r} of {path!r},"
+                    f" where the state has {texts[1]}"
                 )
-    for field, old in state._asdict().items():
+    after = {}
+    for field, old in before.items():
         new = {p: x[field] for p, x in results.items() if field in x and p in old}
-        after[field] = old | {p: shard_alike(x, old[p]) for p, x in new.items()}
+        after[field] = plan.nest(old | {p: shard_alike(x, old[p]) for p, x in new.items()})
     return state._replace(**after)
 
 
-def _kind(x: Any) -> str:
-    return f"{x.dtype}{list(x.shape)}"
+def _kind(x: Any) -> tuple[Any, ...]:
+    return x.dtype, x.shape
 
 
 def given_numbers(

@@ -9,6 +9,7 @@ from studies.display import text_table
 from studies.estimates import estimate, shown
 from studies.study import Row
 
+TUNED = ("rate", "momentum", "offset", "temperature")
 PARTS = {"epochs": "equal epochs", "time": "equal CPU time"}
 
 
@@ -28,16 +29,11 @@ def summary(rows: Sequence[Row], networks: Sequence[str], methods: Sequence[str]
 
 
 def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
-    rates, log2_rate = rows[0]["log2_rates"], rows[0]["log2_rate"]
-    found: dict[str, Any] = {
-        "log2_rate": log2_rate,
-        "edge": {min(rates): "below", max(rates): "above"}.get(log2_rate, ""),
+    found: dict[str, Any] = {name: rows[0][name] for name in TUNED} | {
         "broken": sum(row["epochs"]["broken"] for row in rows),
         "proved": _estimates([row["epochs"]["proved"] for row in rows]),
         "robust": _estimates([row["epochs"]["robust"] for row in rows]),
     }
-    if "momentum" in rows[0]:  # older records share a fixed momentum and lack relative times
-        found["momentum"] = rows[0]["momentum"]
     if "relative_time" in rows[0]:
         found["relative_time"] = rows[0]["relative_time"]["quartiles"]
     for part in filter(rows[0].get, PARTS):
@@ -46,7 +42,7 @@ def _found(rows: Sequence[Row], first: Sequence[Row], other: Sequence[Row]) -> d
         )
         found[part] = {
             "steps": float(np.mean([row[part]["steps"] for row in rows])),
-            "seconds": estimate([row[part]["seconds"] for row in rows]),
+            "seconds": rows[0][part].get("seconds"),
             "lipschitz": float(np.max([row[part]["lipschitz"] for row in rows])),
             "accuracies": _estimates(values),
             "over_first_method": _estimates(values - others),
@@ -82,17 +78,16 @@ def table(summary: Mapping[str, Any], radii: Sequence[float]) -> str:
             lines = []
             for method, found in methods.items():
                 mine = found[part]
-                edge = f" ({found['edge']})" if found["edge"] else ""
-                times = found.get("relative_time")
+                times, seconds = found.get("relative_time"), mine["seconds"]
                 lines.append([
-                    method, f"{found['log2_rate']}{edge}", str(found.get("momentum", "")),
-                    f"{mine['steps']:.0f}", f"{times[1]:.2f}" if times else "",
-                    shown(mine["seconds"], ".1f"), *map(percent, mine["accuracies"]),
+                    method, *(f"{found[name]:.3g}" for name in TUNED), f"{mine['steps']:.0f}",
+                    f"{times[1]:.2f}" if times else "", f"{seconds:.0f}" if seconds else "",
+                    *map(percent, mine["accuracies"]),
                     percent(mine["over_first_method"][-1], "+.1f"),
                     percent(mine["over_first_network"][-1], "+.1f"),
                 ])  # fmt: skip
             sections.append(f"{network}, {PARTS[part]}: test accuracy in %, certified at radii")
-            header = ["", "log2 rate", "momentum", "steps", "a step's time", "CPU s", *names,
+            header = ["", *TUNED, "steps", "a step's time", "CPU s", *names,
                       f"beyond {first_method}",
                       f"beyond {first_network}"]  # fmt: skip
             sections.append(text_table(header, lines) + "\n")

@@ -33,6 +33,7 @@ BIASES_MOMENTUM = 0.9
 
 POWER_ITERATIONS = 3
 BJORCK_STEPS = 12
+SOC_TERMS, SOC_PARTS = 6, 2
 
 FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
 """Muon as published: five Newton-Schulz steps after Frobenius normalisation."""
@@ -218,6 +219,51 @@ class Cayley(Parametrised):
 
 
 @dataclasses.dataclass(frozen=True)
+class SkewExponential(Parametrised):
+    """The exponential of a skew matrix (SOC; Singla and Feizi, arXiv:2105.11417).
+
+    `exp(F Q^T - Q F^T) Q` with the free array F and the first weight Q, which reaches every
+    direction from Q. A Taylor series of six terms, used twice with half of the matrix;
+    with tall Q each term costs four products with the short side.
+    """
+
+    def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
+        return jnp.zeros_like(weight), weight
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        first, moves = _tall(carry), _tall(free) / SOC_PARTS
+        found = first
+        for _ in range(SOC_PARTS):
+            term = found
+            for power in range(1, SOC_TERMS + 1):
+                term = (moves @ (first.mT @ term) - first @ (moves.mT @ term)) / power
+                found = found + term
+        return _like(found, free)
+
+
+@dataclasses.dataclass(frozen=True)
+class AlmostOrthogonal(Parametrised):
+    """Columns divided by the root of a bound (AOL; Prach and Lampert, arXiv:2208.03160).
+
+    `F D` with `D_jj = sum_i |F^T F|_ij^(-1/2)` has a norm of at most 1, and is orthonormal if the
+    columns of F are orthogonal.
+    """
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        frame = _tall(free)
+        sums = jnp.sum(jnp.abs(frame.mT @ frame), axis=-2, keepdims=True)
+        return _like(frame * jax.lax.rsqrt(sums), free)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnitRows(Parametrised):
+    """Rows divided by their length, for a last layer of unit rows in parametrised methods."""
+
+    def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
+        return free / jnp.linalg.norm(free, axis=-1, keepdims=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Free(Parametrised):
     """AdamW on the matrices, without a constraint."""
 
@@ -235,6 +281,8 @@ METHODS: dict[str, Method] = {
     "Björck + Adam": Bjorck(-5),
     "Björck + Muon": BjorckMuon(-4),
     "Cayley + Adam": Cayley(-7),
+    "SOC + Adam": SkewExponential(-7),
+    "AOL + Adam": AlmostOrthogonal(-7),
     "spectral norm + Adam": SpectralNorm(-10),
     "AdamW, free": Free(-13),
 }

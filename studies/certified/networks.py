@@ -4,9 +4,11 @@ import dataclasses
 import itertools
 
 from manifoldmuon.contrib import LocallyConnected, Shift, SpaceToDepth, orthogonal_conv2d
-from manifoldmuon.manifolds import Orthogonal, Stiefel
+from manifoldmuon.manifolds import Hypersphere, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import StiefelSolver
-from manifoldmuon.modules import Bias, Flatten, GroupSort, Linear, Module
+from manifoldmuon.modules import Bias, Flatten, GroupSort, Identity, Linear, Module
+
+UNIT_ROWS = Hypersphere(ndim=1).stacked()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,33 +25,6 @@ class Perceptron:
         """Return the network for images of this shape; `solver` computes the steps."""
         height, width, channels = image
         return _head(Flatten(3), (height * width * channels, *self.widths), classes, solver)
-
-
-@dataclasses.dataclass(frozen=True)
-class Convolutional:
-    """Norm-preserving orthogonal convolutions of patches, then a perceptron.
-
-    Attributes:
-      patch: pixels along each side of a patch; the pixels of a patch are channels.
-      kernel: patches along each side of a convolution's receptive field.
-      depth: the number of convolutions, each with a bias and MaxMin.
-      widths: the widths of the perceptron's hidden layers.
-    """
-
-    patch: int = 2
-    kernel: int = 3
-    depth: int = 1
-    widths: tuple[int, ...] = (256, 256)
-
-    def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """Return the network; `solver` is used in the perceptron, convolutions use defaults."""
-        height, width, colours = image
-        channels = self.patch**2 * colours
-        net: Module = SpaceToDepth(self.patch)
-        for _ in range(self.depth):
-            convolution = orthogonal_conv2d(channels, self.kernel)
-            net = GroupSort(2) @ Bias(channels) @ convolution @ net
-        return _head(Flatten(3) @ net, (height * width * colours, *self.widths), classes, solver)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,43 +49,62 @@ class Local:
 
 
 @dataclasses.dataclass(frozen=True)
-class Shifting:
-    """Patches, then orthogonal layers on channels between spatial shifts (LipNeXt-like).
+class Pyramid:
+    """Convolutions with stride, each followed by convolutions of the same size, then dense layers.
+
+    A strided convolution is `SpaceToDepth` and an orthonormal matrix on the channels, as in LipNeXt
+    and BRONet; the others are an orthogonal matrix after a spatial shift (LipNeXt), or
+    `orthogonal_conv2d` of 3 x 3 pixels. Every layer has a bias and MaxMin.
 
     Attributes:
-      patch: pixels along each side of a patch.
-      channels: channels per patch, at least its number of pixels.
-      depth: the number of layers: shift, orthogonal matrix, bias and MaxMin.
-      widths: the widths of the hidden layers after the channels of all patches.
+      channels: channels after each strided convolution.
+      depth: convolutions after each strided one.
+      patch: the stride of the first; the others have 2.
+      widths: the widths of the hidden layers after all pixels.
+      circular: whether convolutions are `orthogonal_conv2d` instead of shifts.
+      unit_rows: whether the rows of the last layer have length 1 instead of being orthonormal.
     """
 
-    patch: int = 4
-    channels: int = 64
-    depth: int = 3
+    channels: tuple[int, ...]
+    depth: int
+    patch: int = 2
     widths: tuple[int, ...] = (256,)
+    circular: bool = False
+    unit_rows: bool = False
 
     def network(self, image: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
-        """Return the network for images of this shape; `solver` computes the steps."""
-        height, width, colours = image
-        net = _layer(self.channels, self.patch**2 * colours, solver) @ SpaceToDepth(self.patch)
-        for _ in range(self.depth):
-            net = _layer(self.channels, self.channels, solver) @ Shift() @ net
-        patches = (height // self.patch) * (width // self.patch)
-        return _head(Flatten(3) @ net, (patches * self.channels, *self.widths), classes, solver)
+        """Return the network; `orthogonal_conv2d` uses default solvers."""
+        height, width, before = image
+        net: Module = Identity()
+        for place, channels in enumerate(self.channels):
+            stride = 2 if place else self.patch
+            height, width = height // stride, width // stride
+            net = _layer(channels, stride**2 * before, solver) @ SpaceToDepth(stride) @ net
+            for _ in range(self.depth):
+                net = self._convolution(channels, solver) @ net
+            before = channels
+        widths = (height * width * before, *self.widths)
+        return _head(Flatten(3) @ net, widths, classes, solver, self.unit_rows)
+
+    def _convolution(self, channels: int, solver: StiefelSolver) -> Module:
+        if self.circular:
+            return GroupSort(2) @ Bias(channels) @ orthogonal_conv2d(channels, 3)
+        return _layer(channels, channels, solver) @ Shift()
 
 
-Architecture = Perceptron | Convolutional | Local | Shifting
+Architecture = Perceptron | Local | Pyramid
 
 NETWORKS: dict[str, Architecture] = {
     "fc-256": Perceptron((256, 256)),
     "fc-256-deep": Perceptron((256, 256, 256)),
     "fc-1024": Perceptron((1024, 1024)),
-    "convolution": Convolutional(),
-    "convolution-deep": Convolutional(widths=(256, 256, 256)),
-    "convolution-14-deep": Convolutional(14, kernel=1, widths=(256, 256, 256)),
-    "local-4-deep": Local(4, (256, 256, 256)),
     "local-14-deep": Local(14, (256, 256, 256)),
-    "shifts": Shifting(),
+    "shifts-4": Pyramid((64,), 3, patch=4),
+    "shifts-6": Pyramid((64, 128, 256), 1),
+    "shifts-9": Pyramid((64, 128, 256), 2),
+    "shifts-6, unit rows": Pyramid((64, 128, 256), 1, unit_rows=True),
+    "circular-6": Pyramid((64, 128, 256), 1, circular=True),
+    "wide-10": Pyramid((128, 256, 512), 2, widths=(512,)),
 }
 
 
@@ -124,7 +118,14 @@ def _layer(fan_out: int, fan_in: int, solver: StiefelSolver) -> Module:
     return GroupSort(2) @ Bias(fan_out) @ _linear(fan_out, fan_in, solver)
 
 
-def _head(net: Module, widths: tuple[int, ...], classes: int, solver: StiefelSolver) -> Module:
+def _head(
+    net: Module,
+    widths: tuple[int, ...],
+    classes: int,
+    solver: StiefelSolver,
+    unit_rows: bool = False,
+) -> Module:
     for before, after in itertools.pairwise(widths):
         net = _layer(after, before, solver) @ net
-    return Bias(classes) @ _linear(classes, widths[-1], solver) @ net
+    rows = Linear(classes, widths[-1], UNIT_ROWS)
+    return Bias(classes) @ (rows if unit_rows else _linear(classes, widths[-1], solver)) @ net

@@ -28,7 +28,7 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
         x = np.linspace(0, 1.5 * max(radii), len(curve))
         curves.plot(x, curve, line, color=colour, label=", ".join(names))
         for part, marker in zip(PARTS, "os", strict=True) if timing else ():
-            mine, last = found[part]["seconds"]["mean"], found[part]["accuracies"][-1]
+            mine, last = found[part]["seconds"], found[part]["accuracies"][-1]
             axes[1].errorbar([mine], [100 * last["mean"]], yerr=_percent(last), fmt=marker,
                            capsize=3, color=colour, markersize=5, fillstyle=fill)  # fmt: skip
         for key, style in (("robust", "v--"), ("proved", "o-")):

@@ -2,13 +2,13 @@
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jax.tree_util import Partial
+from scipy.stats import qmc
 
 from manifoldmuon.robustness import CertificationResult, certify
 from studies.attacks import pgd
@@ -16,7 +16,7 @@ from studies.certified.findings import summary, table
 from studies.certified.methods import METHODS
 from studies.certified.networks import NETWORKS
 from studies.certified.picture import picture
-from studies.certified.training import CHUNK, RelativeTime, Trained, Training
+from studies.certified.training import CHUNK, RelativeTime, Training, Trial
 from studies.datasets import Dataset, load_cifar10, load_digits, load_mnist
 from studies.records import read_record
 from studies.study import Cell, Record, Row, Study, option
@@ -27,19 +27,25 @@ class Problem(NamedTuple):
 
     Attributes:
       radii: certified radii, with pixels between 0 and 1.
-      offset: the offset of the loss.
-      temperature: the temperature of the loss.
+      target: the radius whose certified accuracy the search maximises.
+      offset: the offset of the loss at which the search starts.
+      temperature: the temperature of the loss at which the search starts.
+      crop: the largest shift of an augmented image, in pixels.
+      flip: whether to mirror augmented images.
     """
 
     radii: tuple[float, ...]
+    target: float
     offset: float
     temperature: float
+    crop: int
+    flip: bool
 
 
 PROBLEMS = {
-    "digits": Problem((0.25, 0.5, 1.0), 1.5, 0.25),
-    "mnist": Problem((0.5, 1.0, 1.58), 2.4, 0.25),
-    "cifar10": Problem((36 / 255, 72 / 255, 108 / 255), 1.0, 0.2),
+    "digits": Problem((0.25, 0.5, 1.0), 0.5, 1.5, 0.25, 1, False),
+    "mnist": Problem((0.5, 1.0, 1.58), 1.58, 2.4, 0.25, 2, False),
+    "cifar10": Problem((36 / 255, 72 / 255, 108 / 255), 36 / 255, 1.0, 0.2, 4, True),
 }
 
 POINTS = 33
@@ -47,8 +53,11 @@ POINTS = 33
 
 ATTACK_STEPS = 50
 
-MOMENTA = (0.0, 0.2, 0.6, 0.8, 0.9, 0.95, 0.975, 0.9875)
-"""The grid of momenta (for Adam, decays of the first moment); above 0, 1 - momentum halves."""
+REACH = (2.0, 1.5, 1.5, 1.5)
+"""How far the first round of a search goes, in log2 of rate, 1 - momentum, offset and temperature;
+each round halves it."""
+
+ROUNDS = 3
 
 FIRST_MOMENTUM = 0.9
 
@@ -59,13 +68,13 @@ class CertifiedNetworks(Study):
 
     Trains the same networks, from the same orthonormal weights, with each method: on the manifold
     (manifold Muon, Muon with a retraction, Riemannian Adam, the Riemannian gradient), by a
-    parametrisation (Björck with Adam and with Muon, Cayley and spectral normalisation with Adam),
-    and unconstrained with AdamW. Rate and momentum of each method are tuned on held-out training
-    images, by the mean of the clean accuracy and the certified accuracies at the radii. The search
-    runs over octaves of the rate and of 1 - momentum, and moves to the best point until all its
-    neighbours have been tried. Then all methods train on all training images, for equal epochs and
-    for equal CPU time. The result is the share of test images that `robustness.certify` certifies
-    with the right label at a radius, compared with the share that withstands an attack.
+    parametrisation (Björck with Adam and with Muon; Cayley, SOC, AOL and spectral normalisation
+    with Adam), and unconstrained with AdamW. Rate and momentum of each method, and offset and
+    temperature of its loss, are tuned on held-out training images, by the accuracy that is
+    certified at one radius: three rounds of quasi-random trials, each round around the best trial
+    so far and half as wide. Then all methods train on all training images, for equal epochs and for
+    equal CPU time. The result is the share of test images that `robustness.certify` certifies with
+    the right label at a radius, compared with the share that withstands an attack.
     """
 
     name: ClassVar[str] = "certified"
@@ -81,12 +90,14 @@ class CertifiedNetworks(Study):
     seconds: float = option(
         0.0, "CPU seconds of each training at equal time; 0: as many as the first method takes")
     batch: int = option(250, "images per step")
-    offset: float = option(0.0, "offset of the loss; 0: the data set's own")
-    temperature: float = option(0.0, "temperature of the loss; 0: the data set's own")
+    augment: bool = option(True, "shift training images at random, and mirror photographs")
+    trials: int = option(16, "trials in each of three rounds of a search")
+    tuning_epochs: float = option(0.0, "epochs of a trial; 0: as many as the training")
     held_out: float = option(1 / 6, "share of the training images that chooses rates")
     tuned: Path | None = option(
-        None, "record with tuned rates and momenta; other methods are tuned", recorded=False)
-    octaves: int = option(0, "octaves to add to the rates at which tuning starts")
+        None, "record with tuned numbers; other methods are tuned", recorded=False)
+    speeds: Path | None = option(
+        None, "record with relative CPU times, for other machines", recorded=False)
     attacked: int = option(500, "number of test images to attack")
     seeds: tuple[int, ...] = option((0, 1, 2, 3, 4), "seeds of weights and batches")
     # fmt: on
@@ -98,15 +109,15 @@ class CertifiedNetworks(Study):
             )
         if not self.seeds or len(set(self.seeds)) < len(self.seeds):
             raise ValueError(f"seeds must be different, and not empty; got {self.seeds}")
-        if self.epochs <= 0 or self.seconds < 0 or min(self.batch, self.attacked) < 1:
+        if self.epochs <= 0 or min(self.seconds, self.tuning_epochs) < 0:
             raise ValueError(
-                "epochs must be positive, seconds not negative, batch and attacked at least 1; got "
-                f"{self.epochs}, {self.seconds}, {self.batch}, {self.attacked}"
+                "epochs must be positive, seconds and tuning_epochs not negative; got "
+                f"{self.epochs}, {self.seconds}, {self.tuning_epochs}"
             )
-        if min(self.offset, self.temperature) < 0 or not 0 < self.held_out < 1:
+        if min(self.batch, self.attacked, self.trials) < 1 or not 0 < self.held_out < 1:
             raise ValueError(
-                "offset and temperature must not be negative, and held_out between 0 and 1; got "
-                f"{self.offset}, {self.temperature}, {self.held_out}"
+                "batch, attacked and trials must be at least 1, and held_out between 0 and 1; got "
+                f"{self.batch}, {self.attacked}, {self.trials}, {self.held_out}"
             )
 
     def cells(self) -> Sequence[Cell]:
@@ -118,37 +129,44 @@ class CertifiedNetworks(Study):
         ]
 
     def timed(self, cell: Cell) -> bool:
-        return self.timing
+        return self.timing and self.speeds is None
 
     def run(self, cell: Cell) -> Mapping[str, Any]:
-        data, training = self._data(), self._training(cell["network"], cell["method"])
+        training = self._training(cell["network"], cell["method"])
         split = self.images, self.data_dir, self.held_out
-        tuned = self._read(cell) or _tuned(*split, training, self.epochs)
-        rate, momentum, seed = 2.0**tuned.log2_rate, tuned.momentum, cell["seed"]
-        steps = _steps(data, self.epochs, self.batch)
-        by_epochs = training.train(data, rate, momentum, seed, steps)
-        found = {**tuned._asdict(), "epochs": self._judged(training, by_epochs, attack=True)}
+        tuned = self._tuned(cell) or _tuned(
+            *split, training, self.tuning_epochs or self.epochs, self.trials
+        )
+        steps = self._steps(self.epochs)
+        found = {**tuned._asdict(), "epochs": self._judged(cell, training, tuned, steps, True)}
         if not self.timing:
             return found
         first = self._training(cell["network"], self.methods[0])
-        speed = _timed(*split, training, first)
+        speed = self._speed(cell) or _timed(*split, training, first)
         budget = self.seconds or speed.reference * steps / CHUNK
-        chunks = max(1, round(budget / speed.seconds))
-        by_time = training.train(data, rate, momentum, seed, chunks * CHUNK)
-        return {
-            **found,
-            "relative_time": speed._asdict(),
-            "time": self._judged(training, by_time),
-        }
+        steps = CHUNK * max(1, round(budget / speed.seconds))
+        found |= {"time": self._judged(cell, training, tuned, steps)}
+        for part in (found["epochs"], found["time"]):
+            part["seconds"] = part["steps"] / CHUNK * speed.seconds
+        return {**found, "relative_time": speed._asdict()}
 
-    def _read(self, cell: Cell) -> "Tuned | None":
-        """Read rate and momentum from the record `tuned`; None if it lacks them."""
-        rows = [] if self.tuned is None else read_record(self.tuned, self.name)["rows"]
+    def _tuned(self, cell: Cell) -> "Tuned | None":
+        """Read tuned numbers from the record `tuned`; None if it lacks them."""
+        row = self._row(self.tuned, cell)
+        return row and Tuned(**{field: row[field] for field in Tuned._fields})
+
+    def _speed(self, cell: Cell) -> RelativeTime | None:
+        """Read the CPU time of a step from the record `speeds`; None if it lacks it."""
+        row = self._row(self.speeds, cell)
+        return row and RelativeTime(**row["relative_time"])
+
+    def _row(self, path: Path | None, cell: Cell) -> Row | None:
         names = {key: cell[key] for key in ("network", "method")}
-        for row in rows:
-            if names.items() <= row.items() and "momentum" in row:
-                return Tuned(**{field: row[field] for field in Tuned._fields})
-        return None
+        rows = [] if path is None else read_record(path, self.name)["rows"]
+        return next((row for row in rows if names.items() <= row.items()), None)
+
+    def _steps(self, epochs: float) -> int:
+        return steps_of(len(self._data().train_y), epochs, self.batch)
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return summary(rows, self.networks, self.methods)
@@ -164,38 +182,37 @@ class CertifiedNetworks(Study):
 
     def _training(self, network: str, method: str) -> Training:
         data, problem = self._data(), PROBLEMS[self.images]
-        way = METHODS[method]
-        way = dataclasses.replace(way, log2_rate=way.log2_rate + self.octaves)
-        return Training(
-            way, NETWORKS[network], data.train_x.shape[1:], len(data.classes),
-            self.batch, self.offset or problem.offset, self.temperature or problem.temperature,
-            problem.radii,
-        )  # fmt: skip
+        crop, flip = (problem.crop, problem.flip) if self.augment else (0, False)
+        image, classes = data.train_x.shape[1:], len(data.classes)
+        return Training(METHODS[method], NETWORKS[network], image, classes, self.batch, crop, flip)
 
-    def _judged(self, training: Training, trained: Trained, attack: bool = False) -> dict[str, Any]:
-        data = self._data()
-        found = certify(training.network(), trained.weights, data.test_x, data.test_y)
-        attacked = self._attack(training, trained, found) if attack else {}
+    def _judged(
+        self, cell: Cell, training: Training, tuned: "Tuned", steps: int, attack: bool = False
+    ) -> dict[str, Any]:
+        data, radii = self._data(), PROBLEMS[self.images].radii
+        every = _trained(self.images, self.data_dir, training, tuned.best(self.seeds), steps)
+        weights = every[self.seeds.index(cell["seed"])]
+        found = certify(training.network(), weights, data.test_x, data.test_y)
+        attacked = self._attack(training, weights, found) if attack else {}
         return {
-            "steps": trained.steps,
-            "seconds": trained.seconds,
+            "steps": steps,
             "lipschitz": found.bounds.lipschitz_inputs,
-            "accuracies": found.curve(_places(training)),
-            "curve": found.curve(curve_radii(training.radii)),
+            "accuracies": found.curve((0.0, *radii)),
+            "curve": found.curve(curve_radii(radii)),
             **attacked,
         }
 
     def _attack(
-        self, training: Training, trained: Trained, certified: CertificationResult
+        self, training: Training, weights: Any, certified: CertificationResult
     ) -> dict[str, Any]:
         """Return the certified and robust shares of the first images, and the number of images
         certified and yet broken."""
         data, net = self._data(), training.network()
         x, y = data.test_x[: self.attacked], data.test_y[: self.attacked]
         found = certified.first(self.attacked)
-        logits = Partial(net.apply, trained.weights)
+        logits = Partial(net.apply, weights)
         proved, robust, broken = [], [], 0
-        for radius in training.radii:
+        for radius in PROBLEMS[self.images].radii:
             held = (found.predicted == y) & (found.radii >= radius)
             _, unbroken = pgd(logits, x, y, radius, ATTACK_STEPS)
             unbroken = np.asarray(unbroken)
@@ -206,41 +223,53 @@ class CertifiedNetworks(Study):
 
 
 class Tuned(NamedTuple):
-    """A tuned rate and momentum, with all trials.
+    """The numbers of a method, with all trials.
 
     Attributes:
-      log2_rates: log2 of the rates of the trials, in the order of the search.
-      momenta: the momenta of the trials.
+      trials: rate, momentum, offset and temperature of each trial, in the order of the search.
       tuning: held-out accuracies of each trial: clean, then certified at the radii.
-      log2_rate: log2 of the best rate.
+      rate: the best rate.
       momentum: the best momentum.
+      offset: the best offset of the loss.
+      temperature: the best temperature of the loss.
     """
 
-    log2_rates: list[int]
-    momenta: list[float]
+    trials: list[list[float]]
     tuning: list[list[float]]
-    log2_rate: int
+    rate: float
     momentum: float
+    offset: float
+    temperature: float
+
+    def best(self, seeds: Sequence[int]) -> tuple[Trial, ...]:
+        """Return the best trial with each seed."""
+        return tuple(
+            Trial(self.rate, self.momentum, self.offset, self.temperature, seed) for seed in seeds
+        )
 
 
-def search(judge: Callable[[int, float], list[float]], log2_rate: int) -> Tuned:
-    """Maximise the mean of `judge(log2_rate, momentum)` by hill climbing.
+def search(
+    judge: Callable[[Sequence[Trial]], list[list[float]]], start: Trial, column: int, count: int
+) -> Tuned:
+    """Maximise a column of `judge(trials)` over three rounds of `count` quasi-random trials.
 
-    Tries a point of the grid and its eight neighbours, then the neighbours of the best point, until
-    all have been tried: the best rate is never the highest or lowest tried.
+    A round lies around the best trial so far, and its first trial is that one.
     """
-    best, found = (log2_rate, MOMENTA.index(FIRST_MOMENTUM)), {}
-    while True:
-        for rate, place in itertools.product((0, -1, 1), repeat=2):
-            point = best[0] + rate, best[1] + place
-            if point not in found and 0 <= point[1] < len(MOMENTA):
-                found[point] = judge(point[0], MOMENTA[point[1]])
-        highest = max(found, key=lambda point: np.mean(found[point]))
-        if highest == best:
-            break
-        best = highest
-    rates, momenta = [k for k, _ in found], [MOMENTA[place] for _, place in found]
-    return Tuned(rates, momenta, list(found.values()), best[0], MOMENTA[best[1]])
+    draws = 2 * qmc.Halton(len(REACH), seed=0).random(ROUNDS * count) - 1
+    trials, tuning, best = [], [], start
+    for turn in range(ROUNDS):
+        moves = draws[turn * count : (turn + 1) * count] * REACH / 2**turn
+        moves[0] = 0
+        factors = 2.0**moves
+        drawn = [
+            Trial(best.rate * a, max(0.0, 1 - (1 - best.momentum) * b), best.offset * c,
+                  best.temperature * d, start.seed)
+            for a, b, c, d in factors.tolist()
+        ]  # fmt: skip
+        trials += drawn
+        tuning += judge(drawn)
+        best = trials[int(np.argmax([found[column] for found in tuning]))]
+    return Tuned([list(trial[:-1]) for trial in trials], tuning, *best[:-1])
 
 
 def curve_radii(radii: Sequence[float]) -> np.ndarray:
@@ -248,25 +277,21 @@ def curve_radii(radii: Sequence[float]) -> np.ndarray:
     return np.linspace(0, 1.5 * max(radii), POINTS)
 
 
-def _places(training: Training) -> np.ndarray:
-    """Return 0, for the clean accuracy, and the radii."""
-    return np.array([0.0, *training.radii])
-
-
-def _steps(data: Dataset, epochs: float, batch: int) -> int:
-    return CHUNK * max(1, round(epochs * len(data.train_y) / batch / CHUNK))
+def steps_of(images: int, epochs: float, batch: int) -> int:
+    """Return the steps of these epochs, in whole chunks."""
+    return CHUNK * max(1, round(epochs * images / batch / CHUNK))
 
 
 @functools.lru_cache(maxsize=1)
 def _load(images: str, folder: Path | None) -> Dataset:
-    """Load the data set, with a last axis of channels."""
+    """Load the data set, with a last axis of channels and the mean of the pixels subtracted."""
     if images == "digits":
         data = load_digits(0)
     else:
         data = load_mnist(folder) if images == "mnist" else load_cifar10(folder)
-    if data.train_x.ndim == 3:
-        data = data._replace(train_x=data.train_x[..., None], test_x=data.test_x[..., None])
-    return data
+    train, test = (x if x.ndim == 4 else x[..., None] for x in (data.train_x, data.test_x))
+    mean = train.mean(dtype=np.float64).astype(np.float32)
+    return data._replace(train_x=train - mean, test_x=test - mean)
 
 
 @functools.lru_cache(maxsize=1)
@@ -279,6 +304,13 @@ def _held_out(images: str, folder: Path | None, share: float) -> Dataset:
                           test_x=whole.train_x[test], test_y=whole.train_y[test])  # fmt: skip
 
 
+@functools.lru_cache(maxsize=2)
+def _trained(
+    images: str, folder: Path | None, training: Training, trials: tuple[Trial, ...], steps: int
+) -> list[Any]:
+    return training.train(_load(images, folder), trials, steps)
+
+
 @functools.lru_cache(maxsize=4)
 def _timed(
     images: str, folder: Path | None, held_out: float, training: Training, first: Training
@@ -288,17 +320,20 @@ def _timed(
 
 @functools.lru_cache(maxsize=4)
 def _tuned(
-    images: str, folder: Path | None, held_out: float, training: Training, epochs: float
+    images: str, folder: Path | None, held_out: float, training: Training, epochs: float, count: int
 ) -> Tuned:
-    data = _held_out(images, folder, held_out)
-    steps, net = _steps(data, epochs, training.batch), training.network()
+    data, net, problem = _held_out(images, folder, held_out), training.network(), PROBLEMS[images]
+    steps, places = steps_of(len(data.train_y), epochs, training.batch), (0.0, *problem.radii)
 
-    def judge(log2_rate: int, momentum: float) -> list[float]:
-        places = _places(training)
-        weights = training.train(data, 2.0**log2_rate, momentum, 0, steps).weights
+    def judge(trials: Sequence[Trial]) -> list[list[float]]:
+        return [proved(weights) for weights in training.train(data, trials, steps)]
+
+    def proved(weights: Any) -> list[float]:
         try:
             return certify(net, weights, data.test_x, data.test_y).curve(places).tolist()
         except ValueError:  # weights or logits are not finite: the rate is too high
             return [0.0] * len(places)
 
-    return search(judge, training.method.log2_rate)
+    rate = 2.0**training.method.log2_rate
+    start = Trial(rate, FIRST_MOMENTUM, problem.offset, problem.temperature, 0)
+    return search(judge, start, places.index(problem.target), count)

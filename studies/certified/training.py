@@ -1,8 +1,9 @@
-"""Train a network by a method, in chunks of steps with measured CPU time."""
+"""Train networks by a method: several trials in one program, in chunks of steps."""
 
+import collections
 import functools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,15 +13,33 @@ import optax
 
 from manifoldmuon.modules import Module
 from manifoldmuon.robustness import margin_cross_entropy
-from studies.certified.methods import BIASES, BIASES_MOMENTUM, SQUARES, Method
-from studies.certified.networks import Architecture
+from studies.certified.methods import BIASES, BIASES_MOMENTUM, SQUARES, Method, UnitRows
+from studies.certified.networks import UNIT_ROWS, Architecture
 from studies.datasets import Dataset, batches
 
 CHUNK = 10
 """Steps per call of the compiled program."""
 
-PAIRS = 15
+PAIRS = 7
 """Chunks of each of two trainings, run in turn to compare their CPU times."""
+
+
+class Trial(NamedTuple):
+    """The numbers of a training, which a compiled program takes as arguments.
+
+    Attributes:
+      rate: the peak learning rate.
+      momentum: the momentum; for Adam, the decay of the first moment.
+      offset: the offset of the label's logit in the loss.
+      temperature: the temperature of the loss.
+      seed: the seed of weights, batches and augmentation.
+    """
+
+    rate: float
+    momentum: float
+    offset: float
+    temperature: float
+    seed: int
 
 
 class Training(NamedTuple):
@@ -32,9 +51,8 @@ class Training(NamedTuple):
       image: the shape of an image.
       classes: the number of classes.
       batch: images per step.
-      offset: the offset of the label's logit in the loss.
-      temperature: the temperature of the loss.
-      radii: the radii at which accuracies are measured.
+      crop: the largest shift of a training image, in pixels; zeros come in.
+      flip: whether half of the training images are mirrored.
     """
 
     method: Method
@@ -42,23 +60,25 @@ class Training(NamedTuple):
     image: tuple[int, ...]
     classes: int
     batch: int
-    offset: float
-    temperature: float
-    radii: tuple[float, ...]
+    crop: int
+    flip: bool
 
     def network(self) -> Module:
         """Return the network; unconstrained if the method does not use manifolds."""
         net = self.architecture.network(self.image, self.classes, self.method.solver)
         return net if self.method.on_manifolds else net.unconstrained()
 
-    def train(
-        self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
-    ) -> "Trained":
-        """Train for `steps` steps, a multiple of `CHUNK`, with cosine decay of the rate to zero."""
-        carry, total = None, 0.0
-        for last, seconds in self._chunks(data, rate, momentum, seed, steps):
-            carry, total = last, total + seconds
-        return Trained(_program(self).weights(carry), total, steps)
+    def train(self, data: Dataset, trials: Sequence[Trial], steps: int) -> list[Any]:
+        """Train for `steps` steps, with cosine decay of the rate to zero; return all weights.
+
+        `steps` is a multiple of `CHUNK`. An accelerator trains all trials in one program, a CPU one
+        after the other: its products of stacks are slow.
+        """
+        if jax.default_backend() == "cpu" and len(trials) > 1:
+            return [self.train(data, [trial], steps)[0] for trial in trials]
+        carry, _ = collections.deque(self._chunks(data, trials, steps), maxlen=1).pop()
+        weights = jax.device_get(program_of(self).weights(carry))
+        return [jax.tree.map(lambda x, k=k: x[k], weights) for k in range(len(trials))]
 
     def relative_time(self, first: "Training", data: Dataset) -> "RelativeTime":
         """Compare the CPU time of a step with `first`.
@@ -67,8 +87,8 @@ class Training(NamedTuple):
         """
 
         def seconds(training: Training) -> Iterator[float]:
-            rate = 2.0**training.method.log2_rate
-            for _, taken in training._chunks(data, rate, 0.9, 0, PAIRS * CHUNK):
+            trial = Trial(2.0**training.method.log2_rate, 0.9, 1.0, 1.0, 0)
+            for _, taken in training._chunks(data, [trial], PAIRS * CHUNK):
                 yield taken
 
         pairs = np.array(list(zip(seconds(first), seconds(self), strict=True)))
@@ -76,20 +96,23 @@ class Training(NamedTuple):
         return RelativeTime(float(np.median(pairs[:, 0])), quartiles.tolist())
 
     def _chunks(
-        self, data: Dataset, rate: float, momentum: float, seed: int, steps: int
+        self, data: Dataset, trials: Sequence[Trial], steps: int
     ) -> Iterator[tuple["_Carry", float]]:
         """Yield the carry after each chunk and the CPU seconds of the chunk."""
-        program = _program(self)
+        program = program_of(self)
         images, labels = jnp.asarray(data.train_x), jnp.asarray(data.train_y)
+        keys = jnp.stack([jax.random.key(trial.seed) for trial in trials])
+        numbers = jnp.array([trial[:-1] for trial in trials], jnp.float32)
         # Dispatch is asynchronous: without waiting, initialisation would be timed as well.
-        carry = jax.block_until_ready(program.begin(jax.random.key(seed)))
-        order = batches(seed, len(data.train_y), steps, self.batch)
+        carry = jax.block_until_ready(program.begin(keys))
+        orders = [batches(t.seed, len(data.train_y), steps, self.batch) for t in trials]
+        order = np.stack(orders)
         for start in range(0, steps, CHUNK):
-            chosen = jnp.asarray(order[start : start + CHUNK])
-            run = program.compiled(carry, images, labels, chosen)
-            numbers = np.int32(start), np.int32(steps), np.float32(rate), np.float32(momentum)
+            chosen = jnp.asarray(order[:, start : start + CHUNK])
+            given = carry, numbers, keys, chosen, images, labels, np.int32(start), np.int32(steps)
+            run = program.compiled(*given)
             begun = time.process_time()
-            carry = jax.block_until_ready(run(carry, images, labels, chosen, *numbers))
+            carry = jax.block_until_ready(run(*given))
             yield carry, time.process_time() - begun
 
 
@@ -110,22 +133,8 @@ class RelativeTime(NamedTuple):
         return self.reference * self.quartiles[1]
 
 
-class Trained(NamedTuple):
-    """Results of training.
-
-    Attributes:
-      weights: the trained weights.
-      seconds: the CPU time of all threads, without compilation.
-      steps: the number of steps.
-    """
-
-    weights: Any
-    seconds: float
-    steps: int
-
-
 class _Carry(NamedTuple):
-    """State carried between steps: trained arrays, carries of the method, biases, optimizer
+    """State carried between steps: trained arrays, carries of the methods, biases, optimizer
     states."""
 
     free: list[Any]
@@ -135,7 +144,7 @@ class _Carry(NamedTuple):
 
 
 class _Program:
-    """Compiled functions of a training: initialisation, steps, and weights."""
+    """Compiled functions of a training: initialisation, steps, and weights, of many trials."""
 
     def __init__(self, training: Training):
         self.training = training
@@ -147,31 +156,34 @@ class _Program:
         specs = jax.tree.leaves(rigid.weights())
         self.matrix = [spec.manifold.constrained for spec in specs]
         self.manifolds = [spec.entry() for spec in specs if spec.manifold.constrained]
+        rows = method if method.on_manifolds else UnitRows(method.log2_rate)
+        self.methods = [rows if spec.manifold == UNIT_ROWS else method
+                        for spec in specs if spec.manifold.constrained]  # fmt: skip
         self.first = rigid.init
-        self.begin = jax.jit(self._begin)
-        self.weights = jax.jit(self._weights)
-        self.chunk = jax.jit(self._chunk)
+        self.begin = jax.jit(jax.vmap(self._begin))
+        self.weights = jax.jit(jax.vmap(self._weights))
+        self.chunk = jax.jit(jax.vmap(self._chunk, in_axes=(0, 0, 0, 0, None, None, None, None)))
         self._compiled: dict[Any, Any] = {}
 
-    def compiled(self, *arguments: Any) -> Any:
+    def compiled(self, *given: Any) -> Any:
         """Compile for these array sizes in advance, so that compilation is not timed."""
-        key = tuple(x.shape for x in arguments[1:])
+        key = tuple(np.shape(x) for x in given[1:])
         if key not in self._compiled:
-            numbers = np.int32(0), np.int32(1), np.float32(0), np.float32(0)
-            self._compiled[key] = self.chunk.lower(*arguments, *numbers).compile()
+            self._compiled[key] = self.chunk.lower(*given).compile()
         return self._compiled[key]
 
     def _begin(self, key: Any) -> _Carry:
         leaves = list(zip(self.structure.flatten_up_to(self.first(key)), self.matrix, strict=True))
-        pairs = [self.training.method.begin(leaf) for leaf, matrix in leaves if matrix]
+        matrices = [leaf for leaf, matrix in leaves if matrix]
+        pairs = [method.begin(leaf) for method, leaf in zip(self.methods, matrices, strict=True)]
         biases = [leaf for leaf, matrix in leaves if not matrix]
         free, carried = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         first, second = self._optimizers(0.0, 0.0, 0.0)
         return _Carry(free, carried, biases, (first.init(free), second.init(biases)))
 
     def _weights(self, carry: _Carry) -> Any:
-        pairs = zip(carry.free, carry.carried, strict=True)
-        matrices = iter([self.training.method.weight(*pair) for pair in pairs])
+        each = zip(self.methods, carry.free, carry.carried, strict=True)
+        matrices = iter([method.weight(free, carried) for method, free, carried in each])
         biases = iter(carry.biases)
         return self.structure.unflatten(
             next(matrices) if matrix else next(biases) for matrix in self.matrix
@@ -181,24 +193,39 @@ class _Program:
         matrices = self.training.method.optimizer(rate * share, momentum, self.manifolds)
         return matrices, optax.adam(BIASES * share, BIASES_MOMENTUM, SQUARES)
 
+    def _augmented(self, key: Any, images: Any) -> Any:
+        crop, flip = self.training.crop, self.training.flip
+        first, second = jax.random.split(key)
+        if crop:
+            sides = jnp.pad(images, ((0, 0), (crop, crop), (crop, crop), (0, 0)))
+            corners = jax.random.randint(first, (len(images), 2), 0, 2 * crop + 1)
+            size = images.shape[1:]
+            images = jax.vmap(
+                lambda x, at: jax.lax.dynamic_slice(x, (at[0], at[1], 0), size)
+            )(sides, corners)  # fmt: skip
+        if flip:
+            mirrored = jax.random.bernoulli(second, shape=(len(images), 1, 1, 1))
+            images = jnp.where(mirrored, images[:, :, ::-1], images)
+        return images
+
     def _chunk(
-        self, carry: _Carry, images: Any, labels: Any, order: Any,
-        start: Any, steps: Any, rate: Any, momentum: Any,
+        self, carry: _Carry, numbers: Any, key: Any, order: Any,
+        images: Any, labels: Any, start: Any, steps: Any,
     ) -> _Carry:  # fmt: skip
-        training, method = self.training, self.training.method
+        rate, momentum, offset, temperature = numbers
 
         def loss(free: Any, biases: Any, carry: _Carry, x: Any, y: Any) -> Any:
             weights = self._weights(carry._replace(free=free, biases=biases))
             logits = self.net.apply(weights, x)
-            losses = margin_cross_entropy(logits, y, training.offset, training.temperature)
-            return jnp.mean(losses)
+            return jnp.mean(margin_cross_entropy(logits, y, offset, temperature))
 
         def step(carry: _Carry, now: Any) -> Any:
             count, chosen = now
-            pairs = zip(carry.free, carry.carried, strict=True)
-            carry = carry._replace(carried=[method.carried(*pair) for pair in pairs])
+            each = zip(self.methods, carry.free, carry.carried, strict=True)
+            carry = carry._replace(carried=[method.carried(*pair) for method, *pair in each])
             free, _, biases, states = carry
-            grads = jax.grad(loss, (0, 1))(free, biases, carry, images[chosen], labels[chosen])
+            x = self._augmented(jax.random.fold_in(key, count), images[chosen])
+            grads = jax.grad(loss, (0, 1))(free, biases, carry, x, labels[chosen])
             share = 0.5 * (1 + jnp.cos(jnp.pi * count / steps))
             first, second = self._optimizers(share, rate, momentum)
             moves, state = first.update(grads[0], states[0], free)
@@ -210,4 +237,4 @@ class _Program:
         return jax.lax.scan(step, carry, (start + jnp.arange(len(order)), order))[0]
 
 
-_program = functools.lru_cache(maxsize=2)(_Program)
+program_of = functools.lru_cache(maxsize=2)(_Program)

@@ -92,7 +92,7 @@ def test_only_large_parameter_shaped_arrays_are_quantised():
     kinds = jax.tree.map(lambda x: str(x.dtype), optax.tree.get(state, "trace"))
     assert kinds == {"w": "int8", "small": "float32", "bias": "float32"}
     assert optax.tree.get(state, "dual")["w"].dtype == jnp.float32
-    assert {path: x.shape for path, x in state.scales.items()} == {"0/trace/w": (64, 1)}
+    assert {path: x.shape for path, x in state.scales.items()} == {"0|trace|w": (64, 1)}
 
 
 @pytest.mark.parametrize(("bits", "size"), [(8, 64 * 300 + 64 * 3 * 4), (4, 64 * 150 + 64 * 3 * 4)])
@@ -150,7 +150,7 @@ def test_codes_keep_parameter_sharding():
         step = jax.jit(tx.update).lower(grads, state).compile()
         _, after = step(grads, state)
     for name in names:
-        codes, scales = after.inner.trace[name], after.scales[f"trace/{name}"]
+        codes, scales = after.inner.trace[name], after.scales[f"trace|{name}"]
         assert codes.sharding.is_equivalent_to(grads[name].sharding, codes.ndim)
         assert scales.sharding.is_equivalent_to(grads[name].sharding, codes.ndim)
     text = step.as_text() or ""

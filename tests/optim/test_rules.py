@@ -157,6 +157,22 @@ def test_wrong_results_of_a_rule_are_refused_with_their_names(rule, kind, words)
         tx.update(params, tx.init(params), params)
 
 
+class Half(NamedTuple):
+    seen: dict[str, jax.Array]
+    absent: dict[str, jax.Array]
+
+
+def test_rule_with_intermediate_results_needs_no_field_that_init_left_out():
+    def noted(manifold, point, update, given):
+        update, results = count_visits(manifold, point, update, given)
+        return update, results | {"note": given["seen"]}
+
+    tx = optim.transformation(noted, Hypersphere(), Half, lambda m, s: (jnp.zeros(s[:-1]), None))
+    params = {"w": jnp.eye(3)}
+    state: Any = tx.update(params, tx.init(params), params)[1]
+    assert (state.seen["w"].tolist(), state.absent) == ([1.0, 1.0, 1.0], {})
+
+
 def test_state_and_numbers_that_do_not_fit_are_refused_at_once():
     def first(manifold, shape) -> Any:
         return jnp.zeros(shape[:-2])

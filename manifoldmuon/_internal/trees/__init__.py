@@ -1,1 +1,1 @@
-"""Trees of parameters: key paths, values matched by path, transformations with states by path."""
+"""Trees of parameters: key paths, values matched by path, parts of transformations."""

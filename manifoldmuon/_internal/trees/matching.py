@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from manifoldmuon._internal.trees.paths import (
     is_function,
     is_hole,
     match_prefix,
+    path_keys,
     path_string,
 )
 
@@ -25,16 +26,21 @@ class Matched:
     """A flattened tree, and the value of a specification for each leaf.
 
     Attributes:
-      paths: path of every leaf, holes included.
+      keys: keys of the path of every leaf, holes included.
       values: value for every leaf; None for a hole.
       real: indices of the leaves that are parameters.
       treedef: the structure, with holes as leaves.
     """
 
-    paths: tuple[str, ...]
+    keys: tuple[tuple[str, ...], ...]
     values: tuple[Any, ...]
     real: tuple[int, ...]
     treedef: Any
+
+    @functools.cached_property
+    def paths(self) -> tuple[str, ...]:
+        """Return the path of every leaf as text."""
+        return tuple("/".join(keys) for keys in self.keys)
 
     def leaves(self, tree: Any) -> list[Any]:
         """Return the leaves of a tree of this structure."""
@@ -102,10 +108,9 @@ def _match_flat(
     `structure` holds the patterns of a `ByPath`, None for a value per leaf, or a treedef.
     """
     pairs, _ = flatten_with_path(jax.tree.unflatten(treedef, list(range(len(abstract)))))
-    paths = tuple(path_string(path) for path, _ in pairs)
-    if len(set(paths)) < len(paths):
-        twice = sorted({path for path in paths if paths.count(path) > 1})
-        raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
+    keys = tuple(path_keys(path) for path, _ in pairs)
+    paths = ["/".join(x) for x in keys]
+    refuse_repeated(paths)
     real = tuple(i for i, leaf in enumerate(abstract) if not is_hole(leaf))
     matched: list[Any] = [None] * len(paths)
     if real:  # an empty or fully masked tree fits every specification
@@ -120,10 +125,17 @@ def _match_flat(
         for i, value in zip(real, chosen, strict=True):
             check(paths[i], value, jax.ShapeDtypeStruct(*abstract[i]))
             matched[i] = value
-    return Matched(paths, tuple(matched), real, treedef)
+    return Matched(keys, tuple(matched), real, treedef)
 
 
 _find_once = functools.lru_cache(maxsize=512)(_match_flat)
+
+
+def refuse_repeated(paths: Sequence[str]) -> None:
+    """Raise `ValueError` if two paths read the same."""
+    if len(set(paths)) < len(paths):
+        twice = sorted({path for path in paths if paths.count(path) > 1})
+        raise ValueError(f"the parameter paths {twice} occur more than once: rename a key.")
 
 
 def _shapes_and_dtypes(tree: Any) -> tuple[Any, ...]:

@@ -30,6 +30,30 @@ def path_string(path: KeyPath) -> str:
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
 
+def path_keys(path: KeyPath) -> tuple[str, ...]:
+    """Return the keys of a JAX key path as text, `("",)` for a tree that is a single array.
+
+    Joined by `/` they are `path_string`; a key may itself contain `/`.
+    """
+    return tuple(jax.tree_util.keystr((key,), simple=True) for key in path) or ("",)
+
+
+def nest(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Return nested dictionaries with a level for each key of the values' paths."""
+    tree: dict[str, Any] = {}
+    for (*above, last), value in values.items():
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+        node[last] = value
+    return tree
+
+
+def flat(tree: Any) -> dict[tuple[str, ...], Any]:
+    """Return the leaves of a tree by the keys of their paths; undo `nest` for leaves."""
+    return {path_keys(path): leaf for path, leaf in flatten_with_path(tree)[0]}
+
+
 def flatten_with_path(
     tree: Any, is_leaf: Callable[[Any], bool] | None = None
 ) -> tuple[list[tuple[KeyPath, Any]], Any]:

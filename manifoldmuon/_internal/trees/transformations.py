@@ -1,4 +1,4 @@
-"""Parts of transformations: Optax's placeholders, terminal ones, states keyed by path."""
+"""Parts of transformations: Optax's placeholders, terminal ones, signs of updates."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def gradient_transformation(
     """Return a transformation with an `init` that also accepts Optax's placeholder.
 
     `optax.tree_utils.tree_map_params` calls `init` with a placeholder instead of parameters, to
-    learn which parts of a state have their shape. States keyed by path have no such part.
+    learn which parts of a state have their shape. Dictionaries of numbers have no such part.
 
     Args:
       update: the transformation's `update`.
       init: returns the state for parameters; by default the empty state.
-      placeholder: returns the state for a placeholder, with a scalar for each dictionary keyed by
-        path; by default the empty state.
+      placeholder: returns the state for a placeholder, with a scalar for each such dictionary;
+        by default the empty state.
       kind: the type of the transformation.
     """
 
