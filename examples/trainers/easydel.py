@@ -14,6 +14,7 @@ from optax.contrib import MuonDimensionNumbers
 
 import manifoldmuon as mm
 from examples.trainers.runs import Run, main, optimizer, text
+from examples.trainers.tunix import flat
 from manifoldmuon.manifolds import Manifold
 
 LENGTH = 64
@@ -46,7 +47,8 @@ def train(run: Run) -> None:
             rate = optax.cosine_decay_schedule(run.rate, run.steps)
             rest = optax.adamw(run.rate / 10)
             dims = {"muon_weight_dimension_numbers": dimension_numbers}
-            return optimizer(run.name, rate, geometry, rest, **dims), rate
+            # EasyDeL shards numbers in the state as the kernels in whose paths their names end.
+            return flat(optimizer(run.name, rate, geometry, rest, **dims)), rate
 
     class Trainer(easydel.Trainer):
         """A trainer that reports the losses."""

@@ -53,7 +53,7 @@ def figures(name: str) -> list[str]:
     _, *ours = record["optimizers"].values()
     cells = [
         trainer,
-        *(f"{row['first']:.2f} to {row['last']:.2g}" for row in record["optimizers"].values()),
+        *(f"{row['first']:.2f} to {row['last']:.3g}" for row in record["optimizers"].values()),
         f"{ours[0]['optax']:.0e}",
         "different" if any(row["resumed"] for row in ours) else "the same",
         ", ".join(f"{row['devices']:.0e}" for row in ours),
