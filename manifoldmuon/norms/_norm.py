@@ -64,6 +64,9 @@ class Norm(Value, abc.ABC):
       scale: the size of a weight of norm 1: a number or a rule; 1 for norms without this field.
       is_euclidean: whether the norm is the length of all entries, so that its directions are
         projections.
+      has_products: whether `dualize` multiplies matrices. Optimizers then bring matrices that a
+        mesh divides together; otherwise weights that are free, or on a product of rows, stay where
+        they are.
 
     Examples:
       >>> norm, grad = MaxAbs(), jnp.array([[3.0, -4.0]])
@@ -73,6 +76,7 @@ class Norm(Value, abc.ABC):
 
     scale: float | ScaleRule = 1.0
     is_euclidean: ClassVar[bool] = False
+    has_products: ClassVar[bool] = True
 
     @property
     @abc.abstractmethod

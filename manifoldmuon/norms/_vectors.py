@@ -46,6 +46,7 @@ class Frobenius(Norm):
     ndim: int = 2
     scale: float | ScaleRule = 1.0
     is_euclidean: ClassVar[bool] = True
+    has_products: ClassVar[bool] = False
 
     def __post_init__(self):
         check_fields(self, ndim="[0, inf)")
@@ -96,6 +97,7 @@ class MaxAbs(Norm):
     """
 
     ndim: int = 2
+    has_products: ClassVar[bool] = False
 
     def __post_init__(self):
         check_fields(self, ndim="[0, inf)")
@@ -146,6 +148,7 @@ class MaxRowNorm(Norm):
     scale: float | ScaleRule = 1.0
     threshold: float = 1e-6
     ndim: ClassVar[int] = 2
+    has_products: ClassVar[bool] = False
 
     def __post_init__(self):
         check_scale("MaxRowNorm.scale", self.scale)

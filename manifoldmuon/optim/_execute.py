@@ -307,7 +307,7 @@ def _solve_on_mesh(
 
     def inside(given):
         mesh = working_mesh(jax.tree.leaves(given)[0]) if divide else None
-        owned = [mesh is not None and manifold.ndim > 1 for manifold in manifolds]
+        owned = [mesh is not None and _has_products(manifold) for manifold in manifolds]
         own, stacks, results = [], [], []
         for i, (group, arrays) in enumerate(zip(groups, given, strict=True)):
             pairs = zip(group, arrays, strict=True)
@@ -336,6 +336,11 @@ def _solve_on_mesh(
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
         results = automatic(given)
     return [list(zip(*pair, strict=True)) for pair in zip(*results, strict=True)]
+
+
+def _has_products(manifold: Manifold) -> bool:
+    """Return whether a step multiplies matrices, for its direction or its retraction."""
+    return manifold.ndim > 1 and (manifold.factor_ndim > 1 or manifold.norm.has_products)
 
 
 def _sharded_alike(point: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.tolerances import rounding
@@ -214,6 +214,21 @@ def test_leaves_divided_by_one_of_two_axes_are_not_gathered(name, spec, capfd):
     half = sum(x.nbytes for x in params.values()) / 2
     scalars = 200
     assert sum(collectives(program.as_text() or "").values()) <= halves * half + scalars
+    assert_close(program(*given)[0], jax.jit(step_of(tx))(params, tx.init(params), grads)[0])
+
+
+# Lengths of rows, summed over devices, are all that a table moves.
+@pytest.mark.parametrize(("spec", "sums"), [(("fsdp",), 1), ((None, "fsdp"), 24)])
+def test_tables_are_not_moved(spec, sums, capfd):
+    mesh = jax.make_mesh((2, 2), ("data", "fsdp"), (AUTO, AUTO), devices=jax.devices()[:4])
+    tx = optim.manifold_muon(0.02, EmbeddingRows())
+    params, grads = (tree(seed, 4, names=("q",)) for seed in (0, 1))
+    params = optim.project_tree(EmbeddingRows(), params)
+    program, given = compiled(tx, params, grads, mesh, PartitionSpec(*spec))
+    assert "rematerialization" not in capfd.readouterr().err
+    rows = sum(x.nbytes for x in params.values()) / WIDTH
+    moved = sum(collectives(program.as_text() or "").values())
+    assert moved <= sums * rows
     assert_close(program(*given)[0], jax.jit(step_of(tx))(params, tx.init(params), grads)[0])
 
 
