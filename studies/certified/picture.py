@@ -16,7 +16,8 @@ def picture(record: Record, radii: Sequence[float]) -> Any:
     """Plot accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
     timing = settings.get("timing", True)
-    figure, (axes,) = panels(1, 2 + timing, width=3.2, height=3.4)
+    width = 3.2 if timing else 4.6  # of a panel: the legend needs the width of both
+    figure, (axes,) = panels(1, 2 + timing, width=width, height=3.4)
     curves, attacks = axes[0], axes[-1]
     pairs = itertools.product(summary, next(iter(summary.values())))
     # Reuse the colours, dotted and hollow, if there are more methods than colours.
