@@ -132,16 +132,12 @@ def match_norms(geometry: Geometry, tree: Any, params: Any) -> Any:
       Array([0., 5.], dtype=float32)
     """
     plan = _plan_spheres(geometry, params)
-    plan_updates("match_norms", geometry, tree, params)  # raises for other shapes
-    leaves, own, matched = plan.leaves(tree), plan.leaves(params), []
-    for weight in plan.weights:
-        point, other = (weight.of(x[weight.index]) for x in (own, leaves))
-        matched.append(compiled(_match_leaf, (point, other))(weight.entry, point, other))
-    return plan.join(matched, tree, tree)
-
-
-def _match_leaf(entry: Entry, point: jax.Array, other: jax.Array) -> jax.Array:
-    return map_leaves(_match, [entry], [other], [point], select=on_sphere, stack=False)[0][0]
+    leaves = plan.leaves(tree)
+    trees = [plan.fill(x, dict.fromkeys(plan.rest)) for x in (tree, params)]
+    matched, _ = map_leaves(
+        _match, geometry, *trees, name="match_norms", select=on_sphere, stack=False
+    )
+    return plan.fill(matched, {i: leaves[i] for i in plan.rest})
 
 
 def _match(manifold: Manifold, point: jax.Array, other: jax.Array) -> jax.Array:
