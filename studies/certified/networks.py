@@ -2,13 +2,14 @@
 
 import dataclasses
 import itertools
+from typing import Any
 
 from manifoldmuon.contrib import LocallyConnected, Shift, SpaceToDepth, orthogonal_conv2d
 from manifoldmuon.manifolds import Hypersphere, Orthogonal, Stiefel
 from manifoldmuon.manifolds.solvers import StiefelSolver
 from manifoldmuon.modules import Bias, Flatten, GroupSort, Identity, Linear, Module
 
-UNIT_ROWS = Hypersphere(ndim=1).stacked()
+UNIT_ROWS: Any = Hypersphere(ndim=1).stacked()
 
 
 @dataclasses.dataclass(frozen=True)

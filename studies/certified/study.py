@@ -153,12 +153,12 @@ class CertifiedNetworks(Study):
     def _tuned(self, cell: Cell) -> "Tuned | None":
         """Read tuned numbers from the record `tuned`; None if it lacks them."""
         row = self._row(self.tuned, cell)
-        return row and Tuned(**{field: row[field] for field in Tuned._fields})
+        return None if row is None else Tuned(**{field: row[field] for field in Tuned._fields})
 
     def _speed(self, cell: Cell) -> RelativeTime | None:
         """Read the CPU time of a step from the record `speeds`; None if it lacks it."""
         row = self._row(self.speeds, cell)
-        return row and RelativeTime(**row["relative_time"])
+        return None if row is None else RelativeTime(**row["relative_time"])
 
     def _row(self, path: Path | None, cell: Cell) -> Row | None:
         names = {key: cell[key] for key in ("network", "method")}
@@ -197,7 +197,7 @@ class CertifiedNetworks(Study):
         return {
             "steps": steps,
             "lipschitz": found.bounds.lipschitz_inputs,
-            "accuracies": found.curve((0.0, *radii)),
+            "accuracies": found.curve(np.array([0.0, *radii])),
             "curve": found.curve(curve_radii(radii)),
             **attacked,
         }
@@ -323,14 +323,14 @@ def _tuned(
     images: str, folder: Path | None, held_out: float, training: Training, epochs: float, count: int
 ) -> Tuned:
     data, net, problem = _held_out(images, folder, held_out), training.network(), PROBLEMS[images]
-    steps, places = steps_of(len(data.train_y), epochs, training.batch), (0.0, *problem.radii)
+    steps, places = steps_of(len(data.train_y), epochs, training.batch), [0.0, *problem.radii]
 
     def judge(trials: Sequence[Trial]) -> list[list[float]]:
         return [proved(weights) for weights in training.train(data, trials, steps)]
 
     def proved(weights: Any) -> list[float]:
         try:
-            return certify(net, weights, data.test_x, data.test_y).curve(places).tolist()
+            return certify(net, weights, data.test_x, data.test_y).curve(np.array(places)).tolist()
         except ValueError:  # weights or logits are not finite: the rate is too high
             return [0.0] * len(places)
 

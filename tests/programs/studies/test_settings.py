@@ -26,14 +26,14 @@ from studies.transformers.study import Transformers
 # Calls, and a part of their messages.
 # fmt: off
 INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
-    (lambda: CertifiedNetworks(batch=0), "batch and attacked"),
+    (lambda: CertifiedNetworks(batch=0), "batch, attacked and trials"),
     (lambda: CertifiedNetworks(epochs=0.0), "epochs must be positive"),
     (lambda: CertifiedNetworks(held_out=1.0), "held_out between"),
     (lambda: CertifiedNetworks(methods=()), "networks and methods must not be empty"),
     (lambda: CertifiedNetworks(networks=()), "networks and methods must not be empty"),
-    (lambda: CertifiedNetworks(seconds=-1.0), "seconds not negative"),
+    (lambda: CertifiedNetworks(seconds=-1.0), "seconds and tuning_epochs not negative"),
     (lambda: CertifiedNetworks(seeds=(1, 1)), "seeds must be different"),
-    (lambda: CertifiedNetworks(temperature=-1.0), "must not be negative"),
+    (lambda: CertifiedNetworks(trials=0), "trials must be at least 1"),
     (lambda: CharacterGPT(learning_rate=-1.0), "sizes, rate and temperature must be positive"),
     (lambda: CharacterGPT(seeds=()), "seeds not empty"),
     (lambda: CharacterGPT(steps=0), "sizes, rate and temperature must be positive"),
