@@ -128,5 +128,6 @@ def _head(
 ) -> Module:
     for before, after in itertools.pairwise(widths):
         net = _layer(after, before, solver) @ net
-    rows = Linear(classes, widths[-1], UNIT_ROWS)
-    return Bias(classes) @ (rows if unit_rows else _linear(classes, widths[-1], solver)) @ net
+    last = (classes, widths[-1])
+    rows = Linear(*last, UNIT_ROWS) if unit_rows else _linear(*last, solver)
+    return Bias(classes) @ rows @ net

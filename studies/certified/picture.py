@@ -15,7 +15,7 @@ from studies.study import Record
 def picture(record: Record, radii: Sequence[float]) -> Any:
     """Plot accuracy against radius, against CPU time, and between proof and attack."""
     summary, settings = record["summary"], record["settings"]
-    timing = settings.get("timing", True)
+    timing = settings["timing"]
     width = 3.2 if timing else 4.6  # of a panel: the legend needs the width of both
     figure, (axes,) = panels(1, 2 + timing, width=width, height=3.4)
     curves, attacks = axes[0], axes[-1]

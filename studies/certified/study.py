@@ -137,7 +137,7 @@ class CertifiedNetworks(Study):
         tuned = self._tuned(cell) or _tuned(
             *split, training, self.tuning_epochs or self.epochs, self.trials
         )
-        steps = self._steps(self.epochs)
+        steps = steps_of(len(self._data().train_y), self.epochs, self.batch)
         found = {**tuned._asdict(), "epochs": self._judged(cell, training, tuned, steps, True)}
         if not self.timing:
             return found
@@ -164,9 +164,6 @@ class CertifiedNetworks(Study):
         names = {key: cell[key] for key in ("network", "method")}
         rows = [] if path is None else read_record(path, self.name)["rows"]
         return next((row for row in rows if names.items() <= row.items()), None)
-
-    def _steps(self, epochs: float) -> int:
-        return steps_of(len(self._data().train_y), epochs, self.batch)
 
     def summarise(self, rows: Sequence[Row]) -> Mapping[str, Any]:
         return summary(rows, self.networks, self.methods)
@@ -255,7 +252,8 @@ def search(
 
     A round lies around the best trial so far, and its first trial is that one.
     """
-    draws = 2 * qmc.Halton(len(REACH), seed=0).random(ROUNDS * count) - 1
+    halton: Any = qmc.Halton  # SciPy 1.14, the oldest, calls `rng` `seed`
+    draws = 2 * halton(len(REACH), seed=0).random(ROUNDS * count) - 1
     trials, tuning, best = [], [], start
     for turn in range(ROUNDS):
         moves = draws[turn * count : (turn + 1) * count] * REACH / 2**turn

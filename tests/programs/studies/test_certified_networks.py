@@ -188,15 +188,22 @@ def test_trials_in_one_program_match_trials_alone(name):
     numbers = jnp.array([trial[:-1] for trial in trials], jnp.float32)
     order = np.arange(2 * CHUNK * 5).reshape(2, CHUNK, 5) % 7
     rest = jnp.asarray(data.train_x), jnp.asarray(data.train_y), np.int32(0), np.int32(CHUNK)
-    both = program.chunk(program.begin(keys), numbers, keys, order, *rest)
+
+    def begin(keys):
+        carry = program.begin(keys)
+        if not training.method.on_manifolds:  # off the kink of AOL, where rounding chooses signs
+            off = [0.1 * jnp.cos(jnp.arange(x[0].size)).reshape(x.shape[1:]) for x in carry.free]
+            carry = carry._replace(free=[x + y for x, y in zip(carry.free, off, strict=True)])
+        return carry
+
+    def trained(which):
+        given = numbers[which], keys[which], order[which]
+        return program.weights(program.chunk(begin(keys[which]), *given, *rest))
+
+    both = jax.tree.leaves(trained(slice(0, 2)))
     for k in range(2):
-        one = slice(k, k + 1)
-        alone = program.chunk(program.begin(keys[one]), numbers[one], keys[one], order[one], *rest)
-        for found, expected in zip(
-            jax.tree.leaves(program.weights(both)),
-            jax.tree.leaves(program.weights(alone)),
-            strict=True,
-        ):
+        alone = jax.tree.leaves(trained(slice(k, k + 1)))
+        for found, expected in zip(both, alone, strict=True):
             np.testing.assert_allclose(found[k], expected[0], atol=2e-3)
 
 
