@@ -11,10 +11,9 @@ from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_step_norm
 from manifoldmuon._internal.matrices.arrays import Floats, expand_trailing, nonzero_or_one, upcast
-from manifoldmuon._internal.scales import ScaleRule
 from manifoldmuon.manifolds._manifold import Manifold
 from manifoldmuon.manifolds.solvers import Steepest
-from manifoldmuon.norms import Frobenius, Norm, Spectral
+from manifoldmuon.norms import Frobenius, Norm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,6 @@ class Euclidean(Manifold):
     @property
     def factor_ndim(self) -> int:
         return 0
-
-    @property
-    def transposable(self) -> bool:
-        norm = self.step_norm
-        return isinstance(norm, Spectral) and not isinstance(norm.scale, ScaleRule)
 
     def project(self, point: Floats) -> Floats:
         return point

@@ -15,16 +15,8 @@ import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_kind, check_number
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    is_short,
-    trailing,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, scale_of
@@ -66,9 +58,6 @@ class Manifold(Value, abc.ABC):
       constrained: False for flat space: optimizers decay its weights, and add updates in place of a
         retraction.
       has_boundary: True if the gradient at a minimum need not be zero: see `minimize`.
-      transposable: True if the transposed matrices, with transposed gradients and
-        steps, have the transposed directions and retractions. Optimizers then treat wide matrices
-        as tall ones, which saves a compilation. False by default.
       factor_ndim: the number of trailing axes of a factor, where the set is a product: 1 for a
         table of rows, 0 for flat space; otherwise `ndim`.
 
@@ -101,10 +90,6 @@ class Manifold(Value, abc.ABC):
     @property
     def factor_ndim(self) -> int:
         return self.ndim
-
-    @property
-    def transposable(self) -> bool:
-        return False
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
         """Raise `ValueError` if no point fits `shape`; by default, if it has too few axes."""
@@ -244,7 +229,7 @@ def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
             return keep_if_zero(point, vector, method(self, *args, **options), ndim)
         if name == "project_tangent":
             return scale_invariant(lambda v: method(self, point, v), vector, ndim)
-        wide = upcast(vector)
+        wide = arrays.upcast(vector)
         args, options = args[2:], {k: x for k, x in options.items() if k not in (first, second)}
         result = method(self, point, wide, *args, **options)
         if not isinstance(result, Steepest):
@@ -252,7 +237,7 @@ def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
                 f"{type(self).__name__}.steepest returns a Steepest (direction, dual, residual,"
                 f" gap); got a {type(result).__name__}"
             )
-        if self.constrained and (is_short(point.dtype) or is_short(vector.dtype)):
+        if self.constrained and (arrays.is_short(point.dtype) or arrays.is_short(vector.dtype)):
             share = noise_share(point.dtype, vector.dtype)
             result = _without_noise(self, result, point, wide, share)
         return result.rounded(vector.dtype, wide, ndim)
@@ -269,18 +254,18 @@ def _without_noise(
     `share ||g||`: only few gradients have to be projected.
     """
     ndim, (scaled, _) = manifold.factor_ndim, scale_to_unit_exponent(grad, manifold.ndim)
-    gained = inner_product(scaled, result.direction, ndim)
-    length, whole = (frobenius_norm(x, ndim) for x in (result.direction, scaled))
+    gained = arrays.inner_product(scaled, result.direction, ndim)
+    length, whole = (arrays.frobenius_norm(x, ndim) for x in (result.direction, scaled))
     few = (gained <= share * whole * length) & (length > 0)  # false for a NaN
 
     def nearly_normal(vector: Floats) -> Bool[Array, "..."]:
         tangent = manifold.project_tangent(point, -vector)
-        return few & (frobenius_norm(tangent, ndim) <= share * whole)
+        return few & (arrays.frobenius_norm(tangent, ndim) <= share * whole)
 
     noise = jax.lax.cond(jnp.any(few), nearly_normal, lambda _: few, scaled)
     gap = result.gap_without(jnp.where(noise, jnp.maximum(gained, 0), 0), scaled)
-    direction = jnp.where(expand_trailing(noise, ndim), 0, result.direction)
-    factors, entries = tuple(range(gap.ndim, noise.ndim)), trailing(grad, manifold.ndim)
+    direction = jnp.where(arrays.expand_trailing(noise, ndim), 0, result.direction)
+    factors, entries = tuple(range(gap.ndim, noise.ndim)), arrays.trailing(grad, manifold.ndim)
     nothing = jnp.any(noise, factors) & jnp.all(direction == 0, entries)
     return result._replace(direction=direction, gap=jnp.where(nothing, 1, gap))
 

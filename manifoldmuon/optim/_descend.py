@@ -97,7 +97,7 @@ def descend(
         signed = budgets_by_weight(plan, params, shares, -rate, constrained)
         given = {p: x | signed.get(p, {}) for p, x in by_weight(plan, before).items()}
         trees = params, updates
-        updates, results = execute("descend", plan, _step, trees, given, divide=True, turn=True)
+        updates, results = execute("descend", plan, _step, trees, given, divide=True)
         leaves, points = plan.leaves(updates), plan.leaves(params)
         # Here, and not in the visit, the compiler fuses it with `apply_updates`.
         free = {w.index: shares[w.index] for w in plan.weights if not w.manifold.constrained}

@@ -31,19 +31,16 @@ class Leaf(NamedTuple):
       weight: the weight of the plan.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
       given: what the rule gets of its own, a tree of arrays.
-      turned: whether the function gets the transposed matrices.
     """
 
     weight: Weight
     arrays: tuple[jax.Array, ...]
     given: Any
-    turned: bool = False
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Return the shape of the arrays of the function."""
-        shape = self.weight.shape(self.arrays[0])
-        return (*shape[:-2], shape[-1], shape[-2]) if self.turned else shape
+        return self.weight.shape(self.arrays[0])
 
 
 def map_leaves(
@@ -114,7 +111,6 @@ def execute(
     select: Callable[[Manifold], bool] | None = None,
     divide: bool = False,
     stack: bool = True,
-    turn: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Apply a rule to every weight of a plan; return updates, and further results by path.
 
@@ -122,9 +118,6 @@ def execute(
       rule: see `map_leaves`; its last argument is `given`, or an empty dictionary.
       trees: parameters, updates that fit them, and further trees like the updates.
       given: values by path; weights without any are an error.
-      turn: whether the rule commutes with transposition on manifolds that do: wide matrices are
-        then stacked with tall matrices, so that two shapes compile as one. Not on a mesh, whose
-        axes divide rows and columns differently.
     """
     flat = [plan.leaves(tree) for tree in trees]
     updates: list[Any] = [None] * len(plan.weights)
@@ -141,8 +134,7 @@ def execute(
         elif given is not None and weight.path not in given:
             unknown.append(weight.path)
         else:
-            leaf = Leaf(weight, tuple(arrays), {} if given is None else given[weight.path])
-            leaves[i] = leaf._replace(turned=turn and _is_turned(leaf))
+            leaves[i] = Leaf(weight, tuple(arrays), {} if given is None else given[weight.path])
     if unknown:
         raise ValueError(
             f"{name}: the state has no entries for {unknown}: it belongs to another tree (call"
@@ -163,14 +155,6 @@ def execute(
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result
     return plan.join(updates, trees[1], trees[0]), results
-
-
-def _is_turned(leaf: Leaf) -> bool:
-    """Return whether to transpose a leaf: wide matrices, with numbers for whole points at most."""
-    shape, manifold = leaf.shape, leaf.weight.manifold
-    wide = manifold.transposable and shape[-2] < shape[-1]
-    few = all(jnp.ndim(x) <= len(shape) - 2 for x in jax.tree.leaves(leaf.given))
-    return wide and few and mesh_of(leaf.arrays[0]) is None
 
 
 def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
@@ -219,8 +203,7 @@ def _gather(group: list[Leaf], stack: bool = False) -> tuple[Any, ...]:
     """Return point, update, further arrays and `given` of a group, in the manifold's layout."""
     rows = []
     for leaf in group:
-        arrays = [leaf.weight.inward(x) for x in leaf.arrays]
-        rows.append((*[x.mT if leaf.turned else x for x in arrays], leaf.given))
+        rows.append((*[leaf.weight.inward(x) for x in leaf.arrays], leaf.given))
     return jax.tree.map(lambda *x: jnp.stack(x), *rows) if stack or len(rows) > 1 else rows[0]
 
 
@@ -242,7 +225,6 @@ def _scatter(result: Any, group: list[Leaf], stack: bool = False) -> list[tuple[
         pairs = [jax.tree.unflatten(treedef, row) for row in rows]
     for leaf, (update, result) in zip(group, pairs, strict=True):
         if update is not None:
-            update = update.mT if leaf.turned else update
             update = leaf.weight.outward(update, leaf.arrays[0].shape)
         results.append((update, result))
     return results

@@ -142,7 +142,7 @@ def norm_keeping(
         elif first is not None:
             rule = then(first, last)
         trees = params, updates
-        updates, _ = execute(name, plan, rule, trees, given, stack=stack, turn=stack)
+        updates, _ = execute(name, plan, rule, trees, given, stack=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:

@@ -104,7 +104,6 @@ def scale_by_steepest(
         name="scale_by_steepest",
         check=check,
         divide=True,
-        turn=True,
     )
 
 
@@ -157,5 +156,4 @@ def retract(geometry: Geometry) -> Transformation:
         check=refuse_far,
         select=constrained,
         divide=True,
-        turn=True,
     )

@@ -37,7 +37,6 @@ def transformation(
     select: Callable[[Manifold], bool] | None = None,
     divide: bool = False,
     stack: bool = True,
-    turn: bool = False,
 ) -> Transformation:
     """Return the transformation that applies a rule to every weight.
 
@@ -60,8 +59,6 @@ def transformation(
       select: see `map_leaves`.
       divide: see `map_leaves`.
       stack: see `map_leaves`.
-      turn: whether the rule gives transposed updates for transposed matrices: wide matrices are
-        then stacked with tall ones, see `Manifold.transposable`.
 
     Raises:
       TypeError: a rule or `init` returns something else; on use, see `resolve_geometry`.
@@ -80,7 +77,7 @@ def transformation(
     if clash := sorted(set(numbers) & set(getattr(state, "_fields", ()))):
         raise ValueError(f"{name}: {clash} are numbers and fields of the state; rename one of them")
     rule = then(rule, rounded)
-    options: Any = {"select": select, "divide": divide, "stack": stack, "turn": turn}
+    options: Any = {"select": select, "divide": divide, "stack": stack}
 
     def init_fn(params: Any) -> Any:
         plan = make_plan(geometry, params)

@@ -11,7 +11,7 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
-from manifoldmuon.norms import FanRatio, RMSToRMS, RootRank, Spectral
+from manifoldmuon.norms import Spectral
 from manifoldmuon.optim import rules
 from tests.optim.training import train
 
@@ -103,31 +103,6 @@ def test_program_grows_slowly_with_depth(tx):
     # Of each matrix the momentum, reshapes, a slice and a difference; the rules once for all. JAX
     # 0.8 writes these in more lines than JAX 0.10.
     assert lines(tx, 40) - lines(tx, 20) <= 20 * lines(tx, 1) / 8
-
-
-TRANSPOSABLE = [Stiefel(), Stiefel(2.0), Hypersphere(3.0, ndim=2), Euclidean(Spectral())]
-
-
-@pytest.mark.parametrize("manifold", TRANSPOSABLE, ids=str)
-def test_transposed_matrices_have_transposed_steps(manifold):
-    assert manifold.transposable
-    key, grad = jax.random.key(21), jax.random.normal(jax.random.key(22), (5, 8))
-    point = manifold.random_point(key, (5, 8), jnp.float32)
-    both = [manifold.steepest(w, g).direction for w, g in ((point, grad), (point.T, grad.T))]
-    np.testing.assert_allclose(both[0], both[1].T, atol=2e-6)
-    pair = zip((point, point.T), both, strict=True)
-    moved = [manifold.retract(w, -0.1 * step) for w, step in pair]
-    np.testing.assert_allclose(moved[0], moved[1].T, atol=4e-6)
-    # An optimizer stacks the wide matrix with the tall one.
-    params, grads = {"wide": point, "tall": point.T}, {"wide": grad, "tall": grad.T}
-    found, _ = train(optim.descend(0.1, manifold), params, [grads])
-    np.testing.assert_allclose(found["wide"], moved[0], atol=4e-6)
-    np.testing.assert_allclose(found["tall"], moved[1], atol=4e-6)
-
-
-def test_norms_by_fan_are_not_transposed():
-    rules_by_fan = [Stiefel(FanRatio()), Euclidean(RMSToRMS()), Hypersphere(RootRank(), ndim=2)]
-    assert not any(manifold.transposable for manifold in rules_by_fan)
 
 
 def only_an_update(manifold, point, update, given):
