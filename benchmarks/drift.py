@@ -19,41 +19,28 @@ from tqdm import tqdm
 
 import manifoldmuon as mm
 from benchmarks._harness import command
+from manifoldmuon import manifolds
 from manifoldmuon.linalg import TRAINING_MSIGN
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
-from manifoldmuon.manifolds.solvers import (
-    BarzilaiBorwein,
-    ClosedForm,
-    DouglasRachford,
-    ProjectedPolar,
-    StiefelSolver,
-)
+from manifoldmuon.manifolds import solvers
 from manifoldmuon.norms import RootRank, Spectral
 from studies.program import parse, save
 
-PRESETS: dict[str, StiefelSolver] = {
-    "ClosedForm()": ClosedForm(),
-    "ProjectedPolar()": ProjectedPolar(),
+PRESETS: dict[str, solvers.StiefelSolver] = {
+    "ClosedForm()": solvers.ClosedForm(),
+    "ProjectedPolar()": solvers.ProjectedPolar(),
 }
 SMALL, LARGE = (64, 10), (128, 64)
 QUICK = Spectral(TRAINING_MSIGN)
-SETS: dict[str, Manifold] = {
-    **{f"Stiefel, {name}": Stiefel(solver=solver) for name, solver in PRESETS.items()},
-    "Grassmann": Grassmann(),
-    "fixed Frobenius norm": Hypersphere(RootRank(), ndim=2, step_norm=QUICK),
-    "fixed rows": EmbeddingRows(1.0, step_norm=QUICK, solver=BarzilaiBorwein()),
-    "spectral sphere": SpectralSphere(step_norm=QUICK),
-    "spectral ball": SpectralBall(step_norm=QUICK, solver=DouglasRachford(2)),
-    "spectral band": SpectralBand(0.5, 2, step_norm=QUICK, solver=DouglasRachford(2)),
+SETS: dict[str, manifolds.Manifold] = {
+    **{f"Stiefel, {name}": manifolds.Stiefel(solver=solver) for name, solver in PRESETS.items()},
+    "Grassmann": manifolds.Grassmann(),
+    "fixed Frobenius norm": manifolds.Hypersphere(RootRank(), ndim=2, step_norm=QUICK),
+    "fixed rows": manifolds.EmbeddingRows(1.0, step_norm=QUICK, solver=solvers.BarzilaiBorwein()),
+    "spectral sphere": manifolds.SpectralSphere(step_norm=QUICK),
+    "spectral ball": manifolds.SpectralBall(step_norm=QUICK, solver=solvers.DouglasRachford(2)),
+    "spectral band": manifolds.SpectralBand(
+        0.5, 2, step_norm=QUICK, solver=solvers.DouglasRachford(2)
+    ),
 }
 RATES = (1e-1, 1e-3)
 BOUND = 1e-6
@@ -67,7 +54,7 @@ def rate_of(steps: int) -> optax.Schedule:
 
 def walk(
     tx: Any,
-    geometry: Manifold,
+    geometry: manifolds.Manifold,
     shape: tuple[int, int],
     steps: int,
     seed: int = 0,

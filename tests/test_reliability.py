@@ -8,13 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Hypersphere,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-)
+from manifoldmuon import manifolds
 from manifoldmuon.manifolds.solvers import DouglasRachford, _douglas_rachford
 from manifoldmuon.norms import Spectral
 from tests.oracles import cases, minima, runs
@@ -80,7 +74,7 @@ def test_past_failures_pass_checks(case):
 def test_failed_splitting_falls_back_to_tangent_part(monkeypatch):
     """A single iteration fails: on a cone the tangent part gains more, and never less than 0."""
     monkeypatch.setattr(_douglas_rachford, "_PENALTY", 1e-3)
-    ball = SpectralBall(solver=DouglasRachford(steps=1))
+    ball = manifolds.SpectralBall(solver=DouglasRachford(steps=1))
     rng = np.random.default_rng(0)
     with jax.enable_x64(True):
         point = ball.project(jnp.asarray(3 * rng.normal(size=(20, 6, 4))))
@@ -122,9 +116,9 @@ def test_past_warm_start_failure_passes_checks():
 @pytest.mark.parametrize(
     "manifold",
     [
-        EmbeddingRows(step_norm=Spectral()).for_training(),
-        Hypersphere(ndim=2, step_norm=Spectral()).for_training(),
-        SpectralSphere().for_training(),
+        manifolds.EmbeddingRows(step_norm=Spectral()).for_training(),
+        manifolds.Hypersphere(ndim=2, step_norm=Spectral()).for_training(),
+        manifolds.SpectralSphere().for_training(),
     ],
     ids=["rows", "sphere", "spectral sphere"],
 )
@@ -175,7 +169,7 @@ def test_search_detects_wrong_drift_bound(monkeypatch):
         return dataclasses.replace(known, spectral=(1 + drift) * known.spectral)
 
     monkeypatch.setattr(runs, "matrix_bounds", scaled)
-    monkeypatch.setitem(MATRICES, "SpectralBand", SpectralBand(0.3, 0.8))
+    monkeypatch.setitem(MATRICES, "SpectralBand", manifolds.SpectralBand(0.3, 0.8))
     with pytest.raises(AssertionError, match="spectral is 1.0"):
         check_bounds(range(0), ("SpectralBand",))
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Squares,
-    identity_like,
-    match_orientation,
-    product,
-    sym,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Squares
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._svd import SVD
@@ -35,10 +27,10 @@ def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None
       >>> spectral_projector(jnp.diag(jnp.array([2.0, 0.5])), 1.0).diagonal().round(4)
       Array([1., 0.], dtype=float32)
     """
-    identity = identity_like(x)
+    identity = arrays.identity_like(x)
     if method is None and x.dtype == jnp.float64:
         method = SVD()
-    return (identity + sym(msign(x - edge * identity, method))) / 2
+    return (identity + arrays.sym(msign(x - edge * identity, method))) / 2
 
 
 def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
@@ -55,7 +47,7 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
       >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)
       2.0
     """
-    return sym(product(x, spectral_projector(x, 0.0, method)))
+    return arrays.sym(arrays.product(x, spectral_projector(x, 0.0, method)))
 
 
 def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None = None) -> Matrices:
@@ -78,11 +70,11 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
     """
     if x.size == 0:
         return x
-    high = tall(upcast(x))
+    high = arrays.tall(arrays.upcast(x))
     if method is None and high.dtype == jnp.float64:
         method = SVD()
     factor = msign(high, method)
-    length = sym(product(factor.mT, high))
-    excess = positive_part(length - upper * identity_like(length), method)
-    clipped = high - product(factor, excess)
-    return match_orientation(clipped, x).astype(x.dtype)
+    length = arrays.sym(arrays.product(factor.mT, high))
+    excess = positive_part(length - upper * arrays.identity_like(length), method)
+    clipped = high - arrays.product(factor, excess)
+    return arrays.match_orientation(clipped, x).astype(x.dtype)

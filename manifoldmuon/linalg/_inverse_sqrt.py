@@ -7,14 +7,8 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Numbers,
-    Squares,
-    nonzero_or_one,
-    product,
-    sym,
-    trace,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Numbers, Squares
 from manifoldmuon.linalg._newton_schulz import normalised
 from manifoldmuon.linalg._polar_express import PolarExpress
 from manifoldmuon.linalg._polynomials import coupled_factor
@@ -58,12 +52,12 @@ def inverse_sqrt(
       Array([0.5, 0.5], dtype=float32)
     """
     Schedule.check("schedule", schedule)
-    multiply = functools.partial(product, precision=precision)
+    multiply = functools.partial(arrays.product, precision=precision)
     steps = schedule.coefficients
     if bound is None:
-        scale = 1 / nonzero_or_one(trace(gram)[..., None, None])
-        s, square, inverse = normalised(sym(gram) * scale, 1.0, steps[0], multiply)
+        scale = 1 / arrays.nonzero_or_one(arrays.trace(gram)[..., None, None])
+        s, square, inverse = normalised(arrays.sym(gram) * scale, 1.0, steps[0], multiply)
     else:
         scale = 1 / jnp.asarray(bound, gram.dtype)[..., None, None]
-        s, square, inverse = sym(gram) * scale, None, 1.0
-    return sym(coupled_factor(s, steps, multiply, square)) * (inverse * jnp.sqrt(scale))
+        s, square, inverse = arrays.sym(gram) * scale, None, 1.0
+    return arrays.sym(coupled_factor(s, steps, multiply, square)) * (inverse * jnp.sqrt(scale))

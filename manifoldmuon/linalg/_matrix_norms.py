@@ -7,24 +7,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Vectors,
-    expand_trailing,
-    frobenius_norm,
-    nonzero_or_one,
-    product,
-    safe_sqrt,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays, powers_of_two
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    times_power_of_two,
-    to_unit_norm,
-)
 from manifoldmuon._internal.matrices.spectral import start_vector
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
@@ -77,15 +62,15 @@ def power_iteration(
         )
     if x.size == 0:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32)), vector
-    x = upcast(x)
+    x = arrays.upcast(x)
 
     # Fast forms for XLA on CPUs: row vectors, and a single row at a time where x is transposed.
     def measure(rows):
         apart = jnp.split(rows, rows.shape[-2], axis=-2)
-        return rows, jnp.concatenate([product(row, x.mT) for row in apart], axis=-2)
+        return rows, jnp.concatenate([arrays.product(row, x.mT) for row in apart], axis=-2)
 
     def step(_, pair):
-        return measure(_unit(product(_unit(pair[1]), x)))
+        return measure(_unit(arrays.product(_unit(pair[1]), x)))
 
     def restart(pair):
         lost = jnp.all(pair[1] == 0, axis=-1, keepdims=True)
@@ -96,7 +81,9 @@ def power_iteration(
         return jax.lax.cond(cold, run, _same, measure(v))
 
     # A branch, so that only cold starts pay for it.
-    v, x = match_varying_axes((to_unit_norm(vector.astype(x.dtype), 1)[..., None, :], x))
+    v, x = match_varying_axes(
+        (powers_of_two.to_unit_norm(vector.astype(x.dtype), 1)[..., None, :], x)
+    )
     pair = measure(v)
     v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
     if steps:
@@ -104,14 +91,14 @@ def power_iteration(
         pair = jnp.concatenate([v, v], axis=-2), images
         v, image = _best_combination(*jax.lax.fori_loop(0, steps, step, pair, unroll=min(steps, 2)))
     v, image = v[..., 0, :], image[..., 0, :]
-    scaled, exponent = scale_to_unit_exponent(image, 1)
+    scaled, exponent = powers_of_two.scale_to_unit_exponent(image, 1)
     sigma = jnp.linalg.norm(scaled, axis=-1)
     valid = jnp.isfinite(sigma) & (sigma != 0)
     kept = jnp.where(valid[..., None], v.astype(vector.dtype), vector)
     squares = x * x
     longest = jnp.maximum(*(jnp.max(jnp.sum(squares, axis), axis=-1) for axis in (-1, -2)))
-    least = safe_sqrt(jnp.where(jnp.isfinite(longest), longest, 0))
-    return jnp.maximum(times_power_of_two(sigma, exponent), least), kept
+    least = arrays.safe_sqrt(jnp.where(jnp.isfinite(longest), longest, 0))
+    return jnp.maximum(powers_of_two.times_power_of_two(sigma, exponent), least), kept
 
 
 def _best_combination(rows, images):
@@ -124,11 +111,13 @@ def _best_combination(rows, images):
     (v, w), (image, image_w) = jnp.split(rows, 2, axis=-2), jnp.split(images, 2, axis=-2)
     along = jnp.sum(v * w, axis=-1, keepdims=True)
     rest = w - along * v
-    length = expand_trailing(frobenius_norm(rest, 1), 1)
+    length = arrays.expand_trailing(arrays.frobenius_norm(rest, 1), 1)
     # A shorter rest consists mostly of rounding errors, and so does its image.
-    share = jnp.where(length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / nonzero_or_one(length), 0)
+    share = jnp.where(
+        length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / arrays.nonzero_or_one(length), 0
+    )
     rest, image_rest = share * rest, share * (image_w - along * image)
-    size = nonzero_or_one(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
+    size = arrays.nonzero_or_one(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
     top, bottom = image / size, image_rest / size
     twice = 2 * jnp.sum(top * bottom, axis=-1, keepdims=True)
     excess = jnp.sum(top * top - bottom * bottom, axis=-1, keepdims=True)
@@ -157,10 +146,12 @@ def spectral_norm(x: Matrices) -> Numbers:
     """
     if x.size == 0:
         return jnp.zeros(x.shape[:-2], jnp.promote_types(x.dtype, jnp.float32))
-    scaled, exponent = scale_to_unit_exponent(x, 2)
-    high = tall(scaled)
-    squares = map_matrices(jnp.linalg.eigvalsh, product(high.mT, high))
-    return times_power_of_two(safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent)
+    scaled, exponent = powers_of_two.scale_to_unit_exponent(x, 2)
+    high = arrays.tall(scaled)
+    squares = map_matrices(jnp.linalg.eigvalsh, arrays.product(high.mT, high))
+    return powers_of_two.times_power_of_two(
+        arrays.safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent
+    )
 
 
 def nuclear_norm(x: Matrices) -> Numbers:
@@ -177,17 +168,17 @@ def nuclear_norm(x: Matrices) -> Numbers:
       >>> round(float(nuclear_norm(jnp.diag(jnp.array([2.0, -3.0])))), 4)
       5.0
     """
-    scaled, exponent = scale_to_unit_exponent(x, 2)
+    scaled, exponent = powers_of_two.scale_to_unit_exponent(x, 2)
     if 0 in scaled.shape:
         return jnp.zeros(scaled.shape[:-2], scaled.dtype)
     values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), scaled)
-    return times_power_of_two(jnp.sum(values, axis=-1), exponent)
+    return powers_of_two.times_power_of_two(jnp.sum(values, axis=-1), exponent)
 
 
 def _unit(vector):
     """Normalise vectors of normal numbers, with a third of the program of `to_unit_norm`."""
-    scaled = vector / nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
-    return scaled / nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
+    scaled = vector / arrays.nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
+    return scaled / arrays.nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
 
 
 def _same(x):

@@ -11,14 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_dtype, check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Squares,
-    check_precision,
-    product,
-    rounding,
-    trace,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Squares
 from manifoldmuon._internal.values import Value
 from manifoldmuon.linalg._polynomials import (
     coupled_factor,
@@ -75,14 +69,14 @@ class _Products(MsignMethod):
 
     def __post_init__(self):
         Schedule.check(f"{type(self).__name__}.schedule", self.schedule)
-        check_precision(f"{type(self).__name__}.precision", self.precision)
+        arrays.check_precision(f"{type(self).__name__}.precision", self.precision)
         check_fields(self)
         if self.operands is not None:
             check_dtype(f"{type(self).__name__}.operands", self.operands)
 
     @property
     def _multiply(self):
-        return functools.partial(product, precision=self.precision, operands=self.operands)
+        return functools.partial(arrays.product, precision=self.precision, operands=self.operands)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +108,7 @@ class NewtonSchulz(_Products):
         first_step, *steps = self.schedule.coefficients
         multiply = self._multiply
         gram, _ = self._gram(x)
-        size = trace(gram)[..., None, None]
+        size = arrays.trace(gram)[..., None, None]
         gram, square, inverse = normalised(gram, size, first_step, multiply, self.frobenius)
 
         def advance(x, step):
@@ -190,7 +184,7 @@ class GramNewtonSchulz(_Products):
 
     def polar(self, x: Matrices) -> Matrices:
         own = float(jnp.finfo(self.operands or x.dtype).eps)
-        rounded = max(own, rounding(self.precision, x.dtype))
+        rounded = max(own, arrays.rounding(self.precision, x.dtype))
         here, there = (self._blocks(x.shape, eps) for eps in (own, rounded))
         if here == there:
             return self._through(x, here)
@@ -204,7 +198,7 @@ class GramNewtonSchulz(_Products):
             return NewtonSchulz(self.schedule, self.operands, self.precision).polar(x)
         multiply = self._multiply
         gram = multiply(x.mT, x)
-        size = trace(gram)[..., None, None]
+        size = arrays.trace(gram)[..., None, None]
         gram, square, inverse = normalised(gram, size, blocks[0][0], multiply)
         first = coupled_factor(gram, blocks[0], multiply, square)
 

@@ -9,14 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Squares,
-    identity_like,
-    product,
-    safe_sqrt,
-    sym,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Squares
 
 
 def factor_products(terms: int) -> int:
@@ -26,7 +20,7 @@ def factor_products(terms: int) -> int:
 
 
 def odd_factor(
-    gram: Squares, coefficients, multiply=product, square: Squares | None = None
+    gram: Squares, coefficients, multiply=arrays.product, square: Squares | None = None
 ) -> Squares:
     """Return `p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
 
@@ -37,7 +31,7 @@ def odd_factor(
       square: S^2, if the caller already has it.
     """
     block, count = _block_lengths(len(coefficients))
-    powers = [identity_like(gram), gram]
+    powers = [arrays.identity_like(gram), gram]
     for k in range(2, block + 1):
         powers.append(square if k == 2 and square is not None else multiply(powers[-1], gram))
     # The last block has an extra term, S^block itself, which is available anyway.
@@ -60,7 +54,7 @@ def _block_lengths(terms: int) -> tuple[int, int]:
 
 
 def coupled_factor(
-    gram: Squares, steps, multiply=product, square: Squares | None = None
+    gram: Squares, steps, multiply=arrays.product, square: Squares | None = None
 ) -> Squares:
     """Return the product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
@@ -75,7 +69,7 @@ def coupled_factor(
 
     def advance(carry, coefficients):
         s, step, factor = carry
-        s = sym(multiply(multiply(step, s), step))
+        s = arrays.sym(multiply(multiply(step, s), step))
         step = odd_factor(s, coefficients, multiply)
         return s, step, multiply(factor, step)
 
@@ -105,12 +99,12 @@ def scan_runs(body, carry, items, dtype):
 
 def newton_schulz_step(x: Matrices) -> Matrices:
     """Remove the rounding errors of a nearly orthogonal x by a classical Newton-Schulz step."""
-    return product(x, odd_factor(product(x.mT, x), (1.5, -0.5)))
+    return arrays.product(x, odd_factor(arrays.product(x.mT, x), (1.5, -0.5)))
 
 
 def schatten_bound(power: Squares, exponent: int) -> Float[Array, "*batch 1 1"]:
     """Return `||S^k||_F^(1/k)` for `power = S^k`, k a power of two: an upper bound on `||S||_2`."""
-    bound = safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
+    bound = arrays.safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
     for _ in range(exponent.bit_length() - 1):
-        bound = safe_sqrt(bound)
+        bound = arrays.safe_sqrt(bound)
     return bound

@@ -20,20 +20,8 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Squares,
-    Tall,
-    Vectors,
-    identity_like,
-    largest,
-    match_orientation,
-    product,
-    sym,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Tall, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, largest_row_sum
 from manifoldmuon._internal.matrices.powers_of_two import (
@@ -61,7 +49,9 @@ class BoundedSpectrum(ScaledMatrices):
         left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
         values = times_power_of_two(values, exponent, 1) / self._scale(point)
         sigma = self._nearest(values)
-        return (self._scale(point) * product(left * sigma[..., None, :], right)).astype(point.dtype)
+        return (self._scale(point) * arrays.product(left * sigma[..., None, :], right)).astype(
+            point.dtype
+        )
 
     def distance(self, point: Matrices) -> Numbers:
         """Return the largest `|sigma_i - its nearest allowed value| / scale`, by an SVD."""
@@ -69,14 +59,14 @@ class BoundedSpectrum(ScaledMatrices):
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         values = map_matrices(lambda x: jnp.linalg.svd(x, compute_uv=False), unit)
-        return largest(jnp.abs(values - self._nearest(values)), -1)
+        return arrays.largest(jnp.abs(values - self._nearest(values)), -1)
 
     @abc.abstractmethod
     def _nearest(self, values: Vectors) -> Vectors:
         """Return the nearest allowed singular values, given some in descending order."""
 
     def _unit(self, point: Matrices) -> Tall:
-        return tall(upcast(point) / self._scale(point))
+        return arrays.tall(arrays.upcast(point) / self._scale(point))
 
 
 class _WithBoundary(BoundedSpectrum):
@@ -107,9 +97,9 @@ class _WithBoundary(BoundedSpectrum):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
-        step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
+        step = arrays.tall(bounded_step(vector, scale, self.retraction.longest, 2))
         new_point = self._returned(self._unit(point), step)
-        return scale * match_orientation(new_point, point)
+        return scale * arrays.match_orientation(new_point, point)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""
@@ -123,7 +113,7 @@ class _WithBoundary(BoundedSpectrum):
             for k, size in zip(keys[:2], (m, n), strict=True)
         ]
         values = jax.random.uniform(keys[2], (*batch, 1, rank), wide, self.low, self.high)
-        weight = product(sides[0] * values, sides[1].mT)
+        weight = arrays.product(sides[0] * values, sides[1].mT)
         return (self._scale(weight) * weight).astype(dtype)
 
     def _nearest(self, values: Vectors) -> Vectors:
@@ -136,13 +126,13 @@ class _WithBoundary(BoundedSpectrum):
         and `M S` at the lower edge, with S positive semi-definite.
         """
         low, high, unit = self.low, self.high, self._unit(point)
-        gram = product(unit.mT, unit)
+        gram = arrays.product(unit.mT, unit)
 
         def cone(sign: float, edge: float, touching: Squares):
             # M is the point times the touching part of `(I + beyond)^(-1/2) / edge`; `beyond` is
             # zero for singular values on the edge.
-            beyond = product(touching, product(gram, touching)) / edge**2 - touching
-            return sign, touching, product(touching, _inverse_root(beyond)) / edge
+            beyond = arrays.product(touching, arrays.product(gram, touching)) / edge**2 - touching
+            return sign, touching, arrays.product(touching, _inverse_root(beyond)) / edge
 
         cones = [cone(-1.0, high, spectral_projector(gram, (high - self.active_tolerance) ** 2))]
         if low > 0:
@@ -151,12 +141,12 @@ class _WithBoundary(BoundedSpectrum):
             )
 
         def normal(vector: Matrices) -> Matrices:
-            inner = product(unit.mT, tall(vector))
+            inner = arrays.product(unit.mT, arrays.tall(vector))
             total = jnp.zeros_like(inner)
             for sign, touching, root in cones:
-                component = sign * sym(product(root, product(inner, touching)))
-                total = total + sign * product(root, positive_part(component))
-            return match_orientation(product(unit, total), vector)
+                component = sign * arrays.sym(arrays.product(root, arrays.product(inner, touching)))
+                total = total + sign * arrays.product(root, positive_part(component))
+            return arrays.match_orientation(arrays.product(unit, total), vector)
 
         return normal
 
@@ -260,7 +250,7 @@ class SpectralBand(_WithBoundary):
 
 def _inverse_root(excess: Squares) -> Squares:
     """Return `(I + E)^{-1/2}`, inexact if eigenvalues of `I + E` are beyond 1e4 or below 1e-4."""
-    identity = identity_like(excess)
+    identity = arrays.identity_like(excess)
     # The iteration converges up to 7/3: weights on or near the set need no division.
     size = largest_row_sum(excess)
     middle = jnp.where(size > 1, 1 + size / 2, 1)

@@ -18,21 +18,8 @@ from manifoldmuon._internal.arguments import (
     check_kind,
     check_step_norm,
 )
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Vectors,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    match_orientation,
-    nonzero_or_one,
-    product,
-    relative_gap,
-    sym,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.powers_of_two import (
     scale_to_unit_exponent,
     to_unit_norm,
@@ -104,7 +91,7 @@ class SpectralSphere(BoundedSpectrum):
             result = self.solver.solve(self.norm, Normal.line(unit, 2), grad, dual)
         gap = self._with_uncertainty(result, grad, unit, sine)
         normal = self._is_normal(point, grad)
-        direction = jnp.where(expand_trailing(normal, 2), 0, result.direction)
+        direction = jnp.where(arrays.expand_trailing(normal, 2), 0, result.direction)
         gap = jnp.where(normal, 1, gap)
         return result._replace(direction=direction, gap=gap)
 
@@ -114,11 +101,11 @@ class SpectralSphere(BoundedSpectrum):
         For matrices with more than 56 columns and nearly tied largest singular values, the relative
         error of the norm is up to 1e-3.
         """
-        new_point, _ = scale_to_unit_exponent(upcast(point) + upcast(vector), 2)
-        high = tall(new_point)
-        square = largest_eigenvalue(product(high.mT, high), _LANCZOS)
-        size = expand_trailing(jnp.sqrt(square), 2)
-        return self._scale(point) * new_point / nonzero_or_one(size)
+        new_point, _ = scale_to_unit_exponent(arrays.upcast(point) + arrays.upcast(vector), 2)
+        high = arrays.tall(new_point)
+        square = largest_eigenvalue(arrays.product(high.mT, high), _LANCZOS)
+        size = arrays.expand_trailing(jnp.sqrt(square), 2)
+        return self._scale(point) * new_point / arrays.nonzero_or_one(size)
 
     def for_training(self) -> "SpectralSphere":
         """Return this set with at most two signs per step and 24 steps of Lanczos' method."""
@@ -129,8 +116,8 @@ class SpectralSphere(BoundedSpectrum):
         """Return a Gaussian matrix divided by its norm."""
         self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
-        size = expand_trailing(spectral_norm(gaussian), 2)
-        return (self._scale(gaussian) * gaussian / nonzero_or_one(size)).astype(dtype)
+        size = arrays.expand_trailing(spectral_norm(gaussian), 2)
+        return (self._scale(gaussian) * gaussian / arrays.nonzero_or_one(size)).astype(dtype)
 
     def _nearest(self, values: Vectors) -> Vectors:
         return jnp.minimum(values, 1).at[..., 0].set(1)
@@ -144,11 +131,11 @@ class SpectralSphere(BoundedSpectrum):
         In unitarily invariant norms `B - u u^T B` is tangent, too, and costs at most `||G||_F`.
         """
         scaled, _ = scale_to_unit_exponent(grad, 2)
-        direction, whole = result.direction, frobenius_norm(scaled)
-        value = inner_product(scaled, direction)
-        upper = value / nonzero_or_one(1 - result.gap)
-        longest = frobenius_norm(direction)
-        along = jnp.abs(inner_product(scaled, unit)) + jnp.minimum(1.5 * sine, 1) * whole
+        direction, whole = result.direction, arrays.frobenius_norm(scaled)
+        value = arrays.inner_product(scaled, direction)
+        upper = value / arrays.nonzero_or_one(1 - result.gap)
+        longest = arrays.frobenius_norm(direction)
+        along = jnp.abs(arrays.inner_product(scaled, unit)) + jnp.minimum(1.5 * sine, 1) * whole
         if self.norm.is_euclidean or isinstance(self.norm, Spectral):
             size = scale_of(self.norm.scale, grad.shape[-2:])
             share = jnp.minimum(3 * sine, 1)
@@ -158,7 +145,7 @@ class SpectralSphere(BoundedSpectrum):
             share = 3 * sine * longest * self.norm.bound(unit)
             lost = 1.5 * sine * longest * along
             most, least = (1 + share) * upper + lost, (value - lost) / (1 + share)
-        gap = relative_gap(most, jnp.maximum(least, 0))
+        gap = arrays.relative_gap(most, jnp.maximum(least, 0))
         return jnp.where((result.gap == 1) | (longest == 0), result.gap, gap)
 
     def _is_normal(self, point: Matrices, grad: Matrices) -> Bool[Array, "*batch"]:
@@ -167,14 +154,16 @@ class SpectralSphere(BoundedSpectrum):
         At a corner these gradients are the combinations of tied singular pairs, including `u v^T`.
         """
         unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(grad, 2)
-        scaled = tall(scaled)
-        rest = frobenius_norm(scaled - product(unit, sym(product(unit.mT, scaled))))
-        size = frobenius_norm(scaled)
+        scaled = arrays.tall(scaled)
+        rest = arrays.frobenius_norm(
+            scaled - arrays.product(unit, arrays.sym(arrays.product(unit.mT, scaled)))
+        )
+        size = arrays.frobenius_norm(scaled)
         return (rest <= noise_share(point.dtype) * size) & (size > 0)
 
     def _normal(self, point: Matrices) -> Matrices:
         """Return `u v^T` for the largest singular value."""
         unit = self._unit(point)
-        _, right = largest_eigenpair(product(unit.mT, unit), self.lanczos)
-        left = to_unit_norm(product(unit, right[..., None])[..., 0], 1)
-        return match_orientation(left[..., :, None] * right[..., None, :], point)
+        _, right = largest_eigenpair(arrays.product(unit.mT, unit), self.lanczos)
+        left = to_unit_norm(arrays.product(unit, right[..., None])[..., 0], 1)
+        return arrays.match_orientation(left[..., :, None] * right[..., None, :], point)

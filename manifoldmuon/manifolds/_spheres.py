@@ -16,18 +16,8 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    Numbers,
-    Vectors,
-    expand_trailing,
-    frobenius_norm,
-    largest,
-    nonzero_or_one,
-    trailing,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon._internal.matrices.rounding import (
     bounded_step,
@@ -97,11 +87,6 @@ class Hypersphere(Manifold):
     def norm(self) -> Norm:
         return Frobenius(self.ndim, self.scale) if self.step_norm is None else self.step_norm
 
-    @property
-    def transposable(self) -> bool:
-        plain = self.step_norm is None and not isinstance(self.scale, ScaleRule)
-        return plain and self.ndim == 2
-
     def for_training(self) -> "Hypersphere":
         if self.norm.is_euclidean:
             return self
@@ -110,7 +95,7 @@ class Hypersphere(Manifold):
     def project(self, point: Floats) -> Floats:
         unit = to_unit_norm(point, self.ndim)
         equal = 1 / math.sqrt(max(math.prod(self._point_shape(point)), 1))
-        nowhere = jnp.all(unit == 0, axis=trailing(unit, self.ndim), keepdims=True)
+        nowhere = jnp.all(unit == 0, axis=arrays.trailing(unit, self.ndim), keepdims=True)
         return (self._radius(point) * jnp.where(nowhere, equal, unit)).astype(point.dtype)
 
     def project_tangent(self, point: Floats, vector: Floats) -> Floats:
@@ -133,7 +118,7 @@ class Hypersphere(Manifold):
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         radius = self._radius(point)
-        unit = upcast(self._flat(point)) / radius
+        unit = arrays.upcast(self._flat(point)) / radius
         step = bounded_step(self._flat(vector), radius, self.retraction.longest, 1)
         return (radius * self.retraction.retract(unit, step)).reshape(point.shape)
 
@@ -143,7 +128,7 @@ class Hypersphere(Manifold):
         return self.project(gaussian).astype(dtype)
 
     def distance(self, point: Floats) -> Floats:
-        return jnp.abs(Frobenius(self.ndim, self.scale).norm(upcast(point)) - 1)
+        return jnp.abs(Frobenius(self.ndim, self.scale).norm(arrays.upcast(point)) - 1)
 
     def _radius(self, point: Floats) -> float:
         return scale_of(self.scale, self._point_shape(point))
@@ -253,17 +238,17 @@ class EmbeddingRows(Manifold):
     def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> Steepest:
         direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
         scaled, _ = scale_to_unit_exponent(grad, 2)  # a common scale, to compare rows
-        gains = frobenius_norm(without(unit, scaled, 1), 1)
-        direction = jnp.where(expand_trailing(norm.stale(gains), 1), 0, direction)
+        gains = arrays.frobenius_norm(without(unit, scaled, 1), 1)
+        direction = jnp.where(arrays.expand_trailing(norm.stale(gains), 1), 0, direction)
         # Rounding adds to a row's gain, or hides, at most this.
-        hidden = 8 * jnp.finfo(scaled.dtype).eps * frobenius_norm(scaled, 1)
+        hidden = 8 * jnp.finfo(scaled.dtype).eps * arrays.frobenius_norm(scaled, 1)
         gaps = jnp.where(jnp.all(direction == 0, axis=-1), 1, gaps)
         total, missed = jnp.sum(gains, axis=-1), jnp.sum(gaps * gains + hidden, axis=-1)
-        gap = missed / nonzero_or_one(total)
+        gap = missed / arrays.nonzero_or_one(total)
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = scale_of(norm.scale, grad.shape[-1:]) * direction
-        return Steepest(direction, (), largest(residual, -1), gap)
+        return Steepest(direction, (), arrays.largest(residual, -1), gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self._row.retract(point, vector)
@@ -273,7 +258,7 @@ class EmbeddingRows(Manifold):
         return self._row.random_point(key, shape, dtype)
 
     def distance(self, point: Matrices) -> Numbers:
-        return largest(self._row.distance(point), -1)
+        return arrays.largest(self._row.distance(point), -1)
 
     @property
     def _row(self) -> Hypersphere:

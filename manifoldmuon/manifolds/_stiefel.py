@@ -16,20 +16,8 @@ from manifoldmuon._internal.arguments import (
     check_retraction,
     check_step_norm,
 )
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Tall,
-    expand_trailing,
-    identity_like,
-    is_short,
-    largest,
-    match_orientation,
-    product,
-    sym,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Tall
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
@@ -76,17 +64,22 @@ class _Orthonormal(ScaledMatrices):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 2)
-        return _like(nearest_orthonormal(tall(scaled)), point, self._scale(point))
+        return _like(nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        return match_orientation(self._tangent_part(self._at(point), tall(vector)), vector)
+        return arrays.match_orientation(
+            self._tangent_part(self._at(point), arrays.tall(vector)), vector
+        )
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)
         unit = self._unit(point)
-        step = tall(bounded_step(vector, scale, self.retraction.longest, 2))
+        step = arrays.tall(bounded_step(vector, scale, self.retraction.longest, 2))
         if self.retraction.wide:
-            unit, step = match_orientation(unit, point), match_orientation(step, vector)
+            unit, step = (
+                arrays.match_orientation(unit, point),
+                arrays.match_orientation(step, vector),
+            )
         new_point = self.retraction.retract(unit, step)
         return _like(new_point, point, scale)
 
@@ -109,9 +102,9 @@ class _Orthonormal(ScaledMatrices):
         unit = _Orthonormal._unit(self, point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
-        gram = product(unit.mT, unit)
-        values = map_matrices(jnp.linalg.eigvalsh, gram - identity_like(gram))
-        return largest(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), -1)
+        gram = arrays.product(unit.mT, unit)
+        values = map_matrices(jnp.linalg.eigvalsh, gram - arrays.identity_like(gram))
+        return arrays.largest(jnp.abs(values / (1 + jnp.sqrt(jnp.maximum(1 + values, 0)))), -1)
 
     @abc.abstractmethod
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
@@ -124,14 +117,14 @@ class _Orthonormal(ScaledMatrices):
         have a tangent part of that size: re-orthonormalise them.
         """
         unit = self._unit(point)
-        if not is_short(point.dtype):
+        if not arrays.is_short(point.dtype):
             return unit
-        return product(unit, polish(product(unit.mT, unit)))
+        return arrays.product(unit, polish(arrays.product(unit.mT, unit)))
 
     def _match_gradient(self, result: Steepest, unit: Tall, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation and scale."""
         off, absurd = exceeds_distance(unit, 0.005, 0.25)
-        direction = jnp.where(expand_trailing(absurd, 2), jnp.nan, result.direction)
+        direction = jnp.where(arrays.expand_trailing(absurd, 2), jnp.nan, result.direction)
         # The solvers' bounds assume a point on the set.
         result = result._replace(direction=direction, gap=jnp.where(off, 1, result.gap))
         size = scale_of(self.norm.scale, grad.shape[-2:])
@@ -142,7 +135,7 @@ class _Orthonormal(ScaledMatrices):
 
     def _unit(self, point: Matrices) -> Tall:
         """Return the point, tall and of unit scale."""
-        return tall(upcast(point) / self._scale(point))
+        return arrays.tall(arrays.upcast(point) / self._scale(point))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +167,6 @@ class Stiefel(_Orthonormal):
     retraction: Retraction = Polar()
     step_norm: Spectral | Frobenius | None = None
 
-    @property
-    def transposable(self) -> bool:
-        return self.step_norm is None and not isinstance(self.scale, ScaleRule)
-
     def __post_init__(self):
         super().__post_init__()
         check_kind(self, "solver", StiefelSolver)
@@ -195,21 +184,21 @@ class Stiefel(_Orthonormal):
         return () if self.norm.is_euclidean else self.solver.init(shape)
 
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
-        return _without(product(unit, sym(product(unit.mT, vector))), vector)
+        return _without(arrays.product(unit, arrays.sym(arrays.product(unit.mT, vector))), vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._at(point)
         if self.norm.is_euclidean:
             direction, gap, residual = euclidean_direction(
-                tall(grad), lambda vector: self._tangent_part(unit, vector), 2
+                arrays.tall(grad), lambda vector: self._tangent_part(unit, vector), 2
             )
             return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
         dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
-        unit = match_orientation(unit, point)
+        unit = arrays.match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             result = self.solver.solve(_SPECTRAL, unit, grad, dual)
-        return self._match_gradient(result, tall(unit), grad)
+        return self._match_gradient(result, arrays.tall(unit), grad)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -264,12 +253,12 @@ class Grassmann(_Orthonormal):
             )
 
     def _tangent_part(self, unit: Tall, vector: Tall) -> Tall:
-        return _without(product(unit, product(unit.mT, vector)), vector)
+        return _without(arrays.product(unit, arrays.product(unit.mT, vector)), vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._at(point)
         direction, gap, residual = projected_direction(
-            tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
+            arrays.tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
         )
         return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
 
@@ -287,4 +276,4 @@ def _without(normal: Tall, vector: Tall) -> Tall:
 
 def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
     """Return a tall result of unit scale at `scale`, in the orientation and dtype of `example`."""
-    return (scale * match_orientation(result, example)).astype(example.dtype)
+    return (scale * arrays.match_orientation(result, example)).astype(example.dtype)

@@ -9,27 +9,14 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon import linalg
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Vectors,
-    largest,
-    nonzero_or_one,
-    trailing,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.matrices.spectral import nuclear_parts, spectral_bound
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.linalg import (
-    MsignMethod,
-    clip_singular_values,
-    msign,
-    nuclear_norm,
-    power_iteration,
-    spectral_norm,
-)
+from manifoldmuon.linalg import MsignMethod
 from manifoldmuon.norms._norm import Norm, PowerIterations
 from manifoldmuon.norms._scales import FanRatio
 
@@ -62,20 +49,22 @@ class Spectral(Norm):
         check_scale("Spectral.scale", self.scale)
 
     def norm(self, weight: Matrices) -> Numbers:
-        return (spectral_norm(weight) / self._scale(weight)).astype(weight.dtype)
+        return (linalg.spectral_norm(weight) / self._scale(weight)).astype(weight.dtype)
 
     def dual_norm(self, grad: Matrices) -> Numbers:
-        return (nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
+        return (linalg.nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
 
     def dualize(self, grad: Matrices) -> Matrices:
-        return (self._scale(grad) * msign(upcast(grad), self.method)).astype(grad.dtype)
+        return (self._scale(grad) * linalg.msign(arrays.upcast(grad), self.method)).astype(
+            grad.dtype
+        )
 
     def gap(self, grad: Matrices, direction: Matrices) -> Numbers:
         scaled, _ = scale_to_unit_exponent(grad, 2)
-        return _gap(*nuclear_parts(scaled, upcast(direction) / self._scale(grad)))
+        return _gap(*nuclear_parts(scaled, arrays.upcast(direction) / self._scale(grad)))
 
     def project(self, weight: Matrices) -> Matrices:
-        return clip_singular_values(weight, self._scale(weight), self.method)
+        return linalg.clip_singular_values(weight, self._scale(weight), self.method)
 
     def bound(self, weight: Matrices) -> Numbers:
         scaled, exponent = scale_to_unit_exponent(weight, 2)
@@ -88,13 +77,13 @@ class Spectral(Norm):
     def estimate(
         self, weight: Matrices, vectors: Any, iterations: PowerIterations
     ) -> tuple[Numbers, Any]:
-        size, vectors = power_iteration(
+        size, vectors = linalg.power_iteration(
             weight, vectors, iterations.warm, iterations.cold_start_steps
         )
         return (size / self._scale(weight)).astype(weight.dtype), vectors
 
     def _scale(self, x: Matrices) -> float:
-        trailing(x, 2)
+        arrays.trailing(x, 2)
         return scale_of(self.scale, x.shape[-2:])
 
 
@@ -156,7 +145,7 @@ class ConvRMSToRMS(Norm):
         return tuple(range(-self.tap_axes, 0))
 
     def norm(self, weight: Float[Array, "*kernels m n"]) -> Numbers:
-        size = largest(self._tap(weight).norm(upcast(weight)), self._taps)
+        size = arrays.largest(self._tap(weight).norm(arrays.upcast(weight)), self._taps)
         return size.astype(weight.dtype)
 
     def dual_norm(self, grad: Float[Array, "*kernels m n"]) -> Numbers:
@@ -171,7 +160,7 @@ class ConvRMSToRMS(Norm):
     def gap(
         self, grad: Float[Array, "*kernels m n"], direction: Float[Array, "*kernels m n"]
     ) -> Numbers:
-        unit = upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
+        unit = arrays.upcast(direction) / scale_of(self._tap(grad).scale, grad.shape[-2:])
         gained, missed = nuclear_parts(scale_to_unit_exponent(grad, self.ndim)[0], unit)
         return _gap(jnp.sum(gained, axis=self._taps), jnp.sum(missed, axis=self._taps))
 
@@ -179,7 +168,7 @@ class ConvRMSToRMS(Norm):
         return self._tap(weight).project(weight)
 
     def bound(self, weight: Float[Array, "*kernels m n"]) -> Numbers:
-        return largest(self._tap(weight).bound(weight), self._taps)
+        return arrays.largest(self._tap(weight).bound(weight), self._taps)
 
     def init_vectors(self, shape: tuple[int, ...]) -> Float[Array, "*kernels n"]:
         return Spectral().init_vectors(shape)
@@ -187,12 +176,12 @@ class ConvRMSToRMS(Norm):
     def estimate(
         self, weight: Float[Array, "*kernels m n"], vectors: Any, iterations: PowerIterations
     ) -> tuple[Numbers, Any]:
-        sizes, vectors = self._tap(weight).estimate(upcast(weight), vectors, iterations)
-        return largest(sizes, self._taps).astype(weight.dtype), vectors
+        sizes, vectors = self._tap(weight).estimate(arrays.upcast(weight), vectors, iterations)
+        return arrays.largest(sizes, self._taps).astype(weight.dtype), vectors
 
     def _tap(self, kernel: Float[Array, "*kernels m n"]) -> Spectral:
         """Return the norm of a tap; a kernel of norm 1 has at most 1 in each tap."""
-        trailing(kernel, self.ndim)
+        arrays.trailing(kernel, self.ndim)
         taps = max(math.prod(kernel.shape[-self.ndim : -2]), 1)
         return Spectral(self.method, FanRatio(1 / taps))
 
@@ -200,4 +189,4 @@ class ConvRMSToRMS(Norm):
 def _gap(gained: Numbers, missed: Numbers) -> Numbers:
     """Return `missed / (gained + missed)`, or 0 where both are 0."""
     bound = gained + missed
-    return missed / nonzero_or_one(bound)
+    return missed / arrays.nonzero_or_one(bound)

@@ -9,22 +9,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    Numbers,
-    expand_trailing,
-    frobenius_norm,
-    largest,
-    nonzero_or_one,
-    trailing,
-    upcast,
-)
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    times_power_of_two,
-    to_unit_norm,
-)
+from manifoldmuon._internal.matrices import arrays, powers_of_two
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.norms._norm import Norm
 from manifoldmuon.norms._scales import RootDim
@@ -59,24 +45,24 @@ class Frobenius(Norm):
         return self._length(grad, self._scale(grad))
 
     def dualize(self, grad: Floats) -> Floats:
-        return (self._scale(grad) * to_unit_norm(grad, self.ndim)).astype(grad.dtype)
+        return (self._scale(grad) * powers_of_two.to_unit_norm(grad, self.ndim)).astype(grad.dtype)
 
     def project(self, weight: Floats) -> Floats:
         # XLA multiplies by the inverse of a divisor, which is denormal, and flushed, above 8.5e37.
-        scaled, exponent = scale_to_unit_exponent(weight, self.ndim)
-        size = upcast(self.norm(scaled))
-        length = times_power_of_two(size, exponent)
-        unit = scaled / expand_trailing(nonzero_or_one(size), self.ndim)
-        inside = expand_trailing(length <= 1, self.ndim)
+        scaled, exponent = powers_of_two.scale_to_unit_exponent(weight, self.ndim)
+        size = arrays.upcast(self.norm(scaled))
+        length = powers_of_two.times_power_of_two(size, exponent)
+        unit = scaled / arrays.expand_trailing(arrays.nonzero_or_one(size), self.ndim)
+        inside = arrays.expand_trailing(length <= 1, self.ndim)
         return jnp.where(inside, weight, unit.astype(weight.dtype))
 
     def _length(self, x: Floats, factor: float) -> Floats:
-        scaled, exponent = scale_to_unit_exponent(x, self.ndim)
-        length = factor * frobenius_norm(scaled, self.ndim)
-        return times_power_of_two(length, exponent).astype(x.dtype)
+        scaled, exponent = powers_of_two.scale_to_unit_exponent(x, self.ndim)
+        length = factor * arrays.frobenius_norm(scaled, self.ndim)
+        return powers_of_two.times_power_of_two(length, exponent).astype(x.dtype)
 
     def _scale(self, x: Floats) -> float:
-        trailing(x, self.ndim)
+        arrays.trailing(x, self.ndim)
         return scale_of(self.scale, x.shape[x.ndim - self.ndim :])
 
 
@@ -103,17 +89,17 @@ class MaxAbs(Norm):
         check_fields(self, ndim="[0, inf)")
 
     def norm(self, weight: Floats) -> Floats:
-        return largest(jnp.abs(weight), trailing(weight, self.ndim))
+        return arrays.largest(jnp.abs(weight), arrays.trailing(weight, self.ndim))
 
     def dual_norm(self, grad: Floats) -> Floats:
-        scaled, exponent = scale_to_unit_exponent(grad, self.ndim)
-        total = jnp.sum(jnp.abs(scaled), axis=trailing(grad, self.ndim))
-        return times_power_of_two(total, exponent).astype(grad.dtype)
+        scaled, exponent = powers_of_two.scale_to_unit_exponent(grad, self.ndim)
+        total = jnp.sum(jnp.abs(scaled), axis=arrays.trailing(grad, self.ndim))
+        return powers_of_two.times_power_of_two(total, exponent).astype(grad.dtype)
 
     def dualize(self, grad: Floats) -> Floats:
-        trailing(grad, self.ndim)
+        arrays.trailing(grad, self.ndim)
         # Scale each entry (ndim=0), so that 1e-30 keeps its sign next to 1e30.
-        scaled, _ = scale_to_unit_exponent(grad, 0)
+        scaled, _ = powers_of_two.scale_to_unit_exponent(grad, 0)
         return jnp.sign(scaled).astype(grad.dtype)
 
     def project(self, weight: Floats) -> Floats:
@@ -156,17 +142,17 @@ class MaxRowNorm(Norm):
 
     def norm(self, weight: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(weight)
-        longest = largest(lengths, -1) / self._scale(weight)
-        return times_power_of_two(longest, exponent).astype(weight.dtype)
+        longest = arrays.largest(lengths, -1) / self._scale(weight)
+        return powers_of_two.times_power_of_two(longest, exponent).astype(weight.dtype)
 
     def dual_norm(self, grad: Matrices) -> Numbers:
         lengths, exponent = _row_lengths(grad)
         total = self._scale(grad) * jnp.sum(lengths, axis=-1)
-        return times_power_of_two(total, exponent).astype(grad.dtype)
+        return powers_of_two.times_power_of_two(total, exponent).astype(grad.dtype)
 
     def dualize(self, grad: Matrices) -> Matrices:
         lengths, _ = _row_lengths(grad)
-        unit = self._scale(grad) * to_unit_norm(grad, 1)
+        unit = self._scale(grad) * powers_of_two.to_unit_norm(grad, 1)
         return jnp.where(self.stale(lengths)[..., None], 0, unit).astype(grad.dtype)
 
     def project(self, weight: Matrices) -> Matrices:
@@ -178,7 +164,7 @@ class MaxRowNorm(Norm):
         return lengths < self.threshold * jnp.max(lengths, axis=-1, keepdims=True, initial=0)
 
     def _scale(self, x: Matrices) -> float:
-        trailing(x, 2)
+        arrays.trailing(x, 2)
         return scale_of(self.scale, x.shape[-1:])
 
 
@@ -202,5 +188,5 @@ class L1ToRMS(MaxRowNorm):
 
 def _row_lengths(table: Matrices):
     """Return the length of each row of the scaled table, and the table's exponent."""
-    scaled, exponent = scale_to_unit_exponent(table, 2)
-    return frobenius_norm(scaled, 1), exponent
+    scaled, exponent = powers_of_two.scale_to_unit_exponent(table, 2)
+    return arrays.frobenius_norm(scaled, 1), exponent

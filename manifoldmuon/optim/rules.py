@@ -14,19 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    nonzero_or_one,
-    trailing,
-    upcast,
-)
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    times_power_of_two,
-    to_unit_norm,
-)
+from manifoldmuon._internal.matrices import arrays, powers_of_two
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
 from manifoldmuon._internal.trees.transformations import difference
 from manifoldmuon.manifolds import Hypersphere, Manifold
@@ -78,7 +66,7 @@ def direction(
       >>> direction(sphere, point, jnp.array([5.0, 2.0]), {"dual": ()})[0][1].item()
       1.0
     """
-    wide, dual = update.astype(upcast(point).dtype), given["dual"]
+    wide, dual = update.astype(arrays.upcast(point).dtype), given["dual"]
     result = manifold.steepest(point, wide, dual)
     if rounded:
         result = result.rounded(point.dtype, wide, manifold.factor_ndim)
@@ -98,8 +86,8 @@ def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
       [-0.5, -0.5]
     """
     share = given["budget"]
-    share = expand_trailing(share, manifold.ndim) if share.ndim < update.ndim else share
-    wide = upcast(update)
+    share = arrays.expand_trailing(share, manifold.ndim) if share.ndim < update.ndim else share
+    wide = arrays.upcast(update)
     return share.astype(wide.dtype) * wide, {}
 
 
@@ -113,7 +101,7 @@ def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: G
     """
     if not manifold.constrained:
         return update, {}
-    start = upcast(point)
+    start = arrays.upcast(point)
     return difference(manifold.retract(start, update.astype(start.dtype)), point), {}
 
 
@@ -128,7 +116,7 @@ def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Give
     if not manifold.constrained:
         return update, {}
     projected, exponent = tangent_part(manifold, point, update)
-    return times_power_of_two(projected, exponent, manifold.ndim), {}
+    return powers_of_two.times_power_of_two(projected, exponent, manifold.ndim), {}
 
 
 def tangent_part(
@@ -138,12 +126,12 @@ def tangent_part(
 
     A tangent part that is only rounding error in the dtype of the point is set to zero.
     """
-    vector, exponent = scale_to_unit_exponent(update, manifold.ndim)
+    vector, exponent = powers_of_two.scale_to_unit_exponent(update, manifold.ndim)
     # Updates ascend, the point moves the other way; at the boundary of a convex set that matters.
     projected = -manifold.project_tangent(point, -vector)
-    size, whole = (frobenius_norm(x, manifold.factor_ndim) for x in (projected, vector))
+    size, whole = (arrays.frobenius_norm(x, manifold.factor_ndim) for x in (projected, vector))
     noise = size <= noise_share(point.dtype, vector.dtype) * whole
-    return jnp.where(expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
+    return jnp.where(arrays.expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
 
 
 def rounded(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
@@ -163,7 +151,7 @@ def unit(
     update: jax.Array,
     given: Given,
     radial: Any = 1.0,
-    over: Callable[[jax.Array, int], jax.Array] = to_unit_norm,
+    over: Callable[[jax.Array, int], jax.Array] = powers_of_two.to_unit_norm,
 ) -> Result:
     """Divide an update on a sphere by its Frobenius norm.
 
@@ -180,15 +168,17 @@ def unit(
         return update, {}
     if isinstance(radial, int | float) and radial == 1:
         return over(update, ndim), {}
-    vector, _ = scale_to_unit_exponent(update, ndim)
-    along = to_unit_norm(point, ndim).astype(vector.dtype)
-    inner = expand_trailing(inner_product(along, vector, ndim), ndim)
+    vector, _ = powers_of_two.scale_to_unit_exponent(update, ndim)
+    along = powers_of_two.to_unit_norm(point, ndim).astype(vector.dtype)
+    inner = arrays.expand_trailing(arrays.inner_product(along, vector, ndim), ndim)
     removed = jnp.asarray(1 - radial, vector.dtype)
     projected = vector - without_fma(removed * inner * along)
     # Drop a rounding error: normalised, it would be a whole step.
-    noise = noise_share(point.dtype, vector.dtype) * frobenius_norm(vector, ndim)
-    rounded = frobenius_norm(projected, ndim) <= noise
-    return to_unit_norm(jnp.where(expand_trailing(rounded, ndim), 0, projected), ndim), {}
+    noise = noise_share(point.dtype, vector.dtype) * arrays.frobenius_norm(vector, ndim)
+    rounded = arrays.frobenius_norm(projected, ndim) <= noise
+    return powers_of_two.to_unit_norm(
+        jnp.where(arrays.expand_trailing(rounded, ndim), 0, projected), ndim
+    ), {}
 
 
 def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
@@ -202,8 +192,8 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
     """
     if not on_sphere(manifold):
         return update, {}
-    start, ndim = upcast(point), manifold.ndim
-    size = expand_trailing(given["radius"], ndim).astype(start.dtype)
+    start, ndim = arrays.upcast(point), manifold.ndim
+    size = arrays.expand_trailing(given["radius"], ndim).astype(start.dtype)
     # Relative to the radius a weight has norm 1, so that squares neither over- nor underflow.
     new_point = size * over_norm(start / size + update.astype(start.dtype), ndim)
     return difference(keep_if_zero(start, update, new_point, ndim), point), {}
@@ -211,11 +201,11 @@ def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Gi
 
 def over_norm(x: jax.Array, ndim: int) -> jax.Array:
     """Return `x / ||x||` for `x` of moderate size, in a third of `to_unit_norm`'s compile time."""
-    x = upcast(x)
-    return x / expand_trailing(nonzero_or_one(frobenius_norm(x, ndim)), ndim)
+    x = arrays.upcast(x)
+    return x / arrays.expand_trailing(arrays.nonzero_or_one(arrays.frobenius_norm(x, ndim)), ndim)
 
 
 def over_scaled_norm(x: jax.Array, ndim: int) -> jax.Array:
     """Return `x / ||x||`, without overflow or underflow; denormal numbers may count as zero."""
-    largest = jnp.max(jnp.abs(x := upcast(x)), trailing(x, ndim), keepdims=True)
-    return over_norm(x / nonzero_or_one(largest), ndim)
+    largest = jnp.max(jnp.abs(x := arrays.upcast(x)), arrays.trailing(x, ndim), keepdims=True)
+    return over_norm(x / arrays.nonzero_or_one(largest), ndim)

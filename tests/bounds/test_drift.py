@@ -2,33 +2,23 @@
 
 import pytest
 
+from manifoldmuon import manifolds
 from manifoldmuon.bounds import MatrixBounds, NormBound, bound, matrix_bounds
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    Orthogonal,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
 from manifoldmuon.modules import Linear
 from manifoldmuon.norms import Spectral
 from tests.oracles.bounds import drifted
 
 DRIFT = 0.1
 SETS = [
-    (Stiefel(2.0), (3, 5)),
-    (Orthogonal(3.0), (3, 3)),
-    (Grassmann(), (5, 3)),
-    (SpectralBand(0.3, 0.8), (6, 4)),
-    (SpectralBall(0.5), (4, 4)),
-    (SpectralSphere(2.0), (4, 3)),
-    (Hypersphere(2.0), (4, 3)),
-    (Hypersphere(2.0, ndim=2), (4, 3)),
-    (EmbeddingRows(), (4, 3)),
+    (manifolds.Stiefel(2.0), (3, 5)),
+    (manifolds.Orthogonal(3.0), (3, 3)),
+    (manifolds.Grassmann(), (5, 3)),
+    (manifolds.SpectralBand(0.3, 0.8), (6, 4)),
+    (manifolds.SpectralBall(0.5), (4, 4)),
+    (manifolds.SpectralSphere(2.0), (4, 3)),
+    (manifolds.Hypersphere(2.0), (4, 3)),
+    (manifolds.Hypersphere(2.0, ndim=2), (4, 3)),
+    (manifolds.EmbeddingRows(), (4, 3)),
 ]
 
 
@@ -46,7 +36,7 @@ def test_drifted_matrices_stay_within_bounds(manifold, shape):
 
 
 def test_drift_to_singular_matrix_has_no_lower_bound():
-    net = Linear(5, 3, SpectralBand(0.05, 1.0))
+    net = Linear(5, 3, manifolds.SpectralBand(0.05, 1.0))
     one = NormBound(1.0, 1.0)
     assert bound(net, drift=0.04, input_norm=one).outputs.lower > 0
     assert bound(net, drift=0.06, input_norm=one).outputs.lower == 0
@@ -57,7 +47,7 @@ def test_drift_ignores_flat_space():
 
 
 def test_rule_without_drift_raises_on_drift():
-    class Mine(Stiefel):
+    class Mine(manifolds.Stiefel):
         pass
 
     @matrix_bounds.register
@@ -68,4 +58,4 @@ def test_rule_without_drift_raises_on_drift():
     assert bound(net).lipschitz_inputs == 2
     with pytest.raises(TypeError, match="takes 2 positional arguments but 3 were given"):
         bound(net, drift=0.1)
-    assert bound(Linear(3, 3, Euclidean(Spectral())), drift=0.1).lipschitz_inputs == 1
+    assert bound(Linear(3, 3, manifolds.Euclidean(Spectral())), drift=0.1).lipschitz_inputs == 1

@@ -9,62 +9,26 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import manifolds, modules
 from manifoldmuon.bounds import NormBound, bound
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    Orthogonal,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
-from manifoldmuon.modules import (
-    GELU,
-    Abs,
-    AveragePool,
-    Bias,
-    Compose,
-    Conv2D,
-    Embed,
-    ExternalModule,
-    Flatten,
-    Linear,
-    Mul,
-    Param,
-    Positions,
-    ReLU,
-    RMSDivide,
-    Sharpness,
-    Stack,
-    Tied,
-    Unembed,
-    attention,
-    gpt,
-    mlp,
-    res_mlp,
-    residual,
-)
 from manifoldmuon.norms import FanRatio, Frobenius, MaxRowNorm, RMSToRMS, Spectral
 from tests.modules import paper
 from tests.modules.paper import unrolled, unstacked
 from tests.oracles.bounds import Attack, project, to_jax, weights_of
 
 NEAR = 1 + 1e-4
-FLAT = Euclidean(RMSToRMS())
+FLAT = manifolds.Euclidean(RMSToRMS())
 
 
 def small_cnn():
-    block = Abs() @ Conv2D(4, 4)
-    head = Linear(3, 16) @ Flatten(3) @ AveragePool(2, 2)
-    return head @ residual(block, 2) @ Conv2D(4, 2, stride=2)
+    block = modules.Abs() @ modules.Conv2D(4, 4)
+    head = modules.Linear(3, 16) @ modules.Flatten(3) @ modules.AveragePool(2, 2)
+    return head @ modules.residual(block, 2) @ modules.Conv2D(4, 2, stride=2)
 
 
 def body(net):
     """Return a constrained network without its first module."""
-    return Compose(net.constrained().parts[1:])
+    return modules.Compose(net.constrained().parts[1:])
 
 
 # The ascent is chaotic: rounding differs between versions of XLA and can halve the slope of a
@@ -74,18 +38,28 @@ STARTS = 6
 # network, input shape, input size, and the least fraction of each bound that the attack attains: in
 # inputs and weights over all weights on the manifolds, then at random initial weights.
 NETWORKS = {
-    "MLP": (mlp(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
-    "wide MLP in flat space": (mlp(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
-    "smooth MLP": (Linear(4, 9) @ GELU() @ Linear(9, 6), (2, 6), 2.0, (0.9, 0.9, 0.8, 0.8)),
+    "MLP": (modules.mlp(4, 9, 9, 3).constrained(), (2, 9), 1.0, (0.99, 0.99, 0.75, 0.75)),
+    "wide MLP in flat space": (modules.mlp(4, 6, 12, 2), (2, 6), 2.0, (0.99, 0.99, 0.6, 0.6)),
+    "smooth MLP": (
+        modules.Linear(4, 9) @ modules.GELU() @ modules.Linear(9, 6),
+        (2, 6),
+        2.0,
+        (0.9, 0.9, 0.8, 0.8),
+    ),
     "ResMLP": (
-        res_mlp(4, 6, 6, 2, block_depth=1).constrained(),
+        modules.res_mlp(4, 6, 6, 2, block_depth=1).constrained(),
         (2, 6),
         NormBound(4.0, 4.0),
         (0.7, 0.7, 0.4, 0.5),
     ),
     "CNN": (small_cnn().constrained(), (1, 4, 4, 2), 1.0, (0.2, 0.2, 0.1, 0.1)),
-    "attention": (attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
-    "GPT behind its embedding": (body(gpt(7, 8, 2, 2)), (1, 5, 8), 1.0, (0.4, 0.4, 0.1, 0.1)),
+    "attention": (modules.attention(6, 2).constrained(), (1, 4, 6), 3.0, (0.2, 0.2, 0.1, 0.1)),
+    "GPT behind its embedding": (
+        body(modules.gpt(7, 8, 2, 2)),
+        (1, 5, 8),
+        1.0,
+        (0.4, 0.4, 0.1, 0.1),
+    ),
 }
 
 
@@ -109,7 +83,10 @@ def test_attacks_stay_within_network_bounds(name):
     assert here.lipschitz_inputs <= anywhere.lipschitz_inputs * NEAR
 
 
-GPTS = {"GPT": gpt(7, 8, 2, 2).constrained(), "GPT with positions": gpt(7, 8, 2, 1, context=6)}
+GPTS = {
+    "GPT": modules.gpt(7, 8, 2, 2).constrained(),
+    "GPT with positions": modules.gpt(7, 8, 2, 1, context=6),
+}
 
 
 @pytest.mark.parametrize("name", GPTS)
@@ -129,7 +106,7 @@ def test_token_replacement_stays_within_gpt_bounds(name):
 
 def test_finite_weight_steps_stay_within_bound():
     """||f(w + dw) - f(w)|| <= L ||dw||, for steps as long as the radius."""
-    net = mlp(4, 6, 6, 3, activation=GELU())
+    net = modules.mlp(4, 6, 6, 3, activation=modules.GELU())
     params = weights_of(net)
     attack = Attack(net, NormBound(1.0), NormBound(1.0), jnp.zeros((4, 6)))
     apply = jax.jit(net.apply)
@@ -148,11 +125,11 @@ def test_finite_weight_steps_stay_within_bound():
 def test_single_linear_layer_bounds_are_exact():
     w = np.random.default_rng(0).standard_normal((3, 5)).astype(np.float32)
     exact = math.sqrt(5 / 3) * np.linalg.svd(w.astype(float), compute_uv=False)[0]
-    found = bound(Linear(3, 5), w, input_norm=2.0)
+    found = bound(modules.Linear(3, 5), w, input_norm=2.0)
     assert found.lipschitz_inputs == pytest.approx(exact, rel=1e-9)
     assert found.output_norm == pytest.approx(2 * exact, rel=1e-9)
     assert found.lipschitz_weights == pytest.approx(2)
-    anywhere = bound(Linear(3, 5, manifold=Stiefel(2.0)))
+    anywhere = bound(modules.Linear(3, 5, manifold=manifolds.Stiefel(2.0)))
     assert anywhere.lipschitz_inputs == pytest.approx(2 * math.sqrt(5 / 3))
 
 
@@ -164,7 +141,7 @@ def test_aligned_layers_attain_product_bound():
     params = tuple(
         jnp.asarray(u[i + 1] @ np.diag(gains[i]) @ u[i].T, jnp.float32) for i in range(3)
     )
-    net = Linear(6, 6) @ Linear(6, 6) @ Linear(6, 6)
+    net = modules.Linear(6, 6) @ modules.Linear(6, 6) @ modules.Linear(6, 6)
     found = bound(net, params)
     assert found.lipschitz_inputs == pytest.approx(6, rel=1e-6)
     x = math.sqrt(6) * u[0][:, 0]
@@ -173,7 +150,7 @@ def test_aligned_layers_attain_product_bound():
 
 
 def test_stack_bounds_match_unrolled():
-    net = Stack(ReLU() @ Linear(5, 5), 3)
+    net = modules.Stack(modules.ReLU() @ modules.Linear(5, 5), 3)
     rng = np.random.default_rng(0)
     params = weights_of(net)
     params = jax.tree.map(lambda a: jnp.asarray(rng.standard_normal(a.shape), a.dtype), params)
@@ -187,7 +164,9 @@ def test_stack_bounds_match_unrolled():
 
 def test_tied_weight_counts_every_use():
     """In the modular norm of the tied network, the budget accounts for both uses."""
-    net = Tied(Unembed(5, 4) @ Linear(4, 4) @ Embed(4, 5), (0, 2)).constrained()
+    net = modules.Tied(
+        modules.Unembed(5, 4) @ modules.Linear(4, 4) @ modules.Embed(4, 5), (0, 2)
+    ).constrained()
     assert bound(net).lipschitz_weights == pytest.approx(1)
     x = jnp.arange(5)[None]
     params = jax.jit(net.init)(jax.random.key(0))
@@ -201,31 +180,33 @@ def test_tied_weight_counts_every_use():
 
 
 def test_frozen_weights_have_zero_weight_bound():
-    net = Linear(4, 4) @ Linear(4, 4).tare(absolute=0.0)
+    net = modules.Linear(4, 4) @ modules.Linear(4, 4).tare(absolute=0.0)
     parts = bound(net).parts
     assert [part.lipschitz_weights for part in parts] == [0, 1]
 
 
 def test_positions_have_zero_input_bound():
-    net = 0.5 * Embed(4, 7) + 0.5 * (Embed(4, 6) @ Positions())
+    net = 0.5 * modules.Embed(4, 7) + 0.5 * (modules.Embed(4, 6) @ modules.Positions())
     assert bound(net).lipschitz_inputs == 0.5
     assert net.sensitivity == 1
 
 
 def test_zero_multiple_has_zero_bound():
-    net = Mul(0.0) @ res_mlp(3, 3, 3, 2)
+    net = modules.Mul(0.0) @ modules.res_mlp(3, 3, 3, 2)
     assert bound(net, input_norm=math.inf).lipschitz_inputs == 0
 
 
 def test_homogeneous_network_has_global_bound():
-    net = mlp(4, 9, 9, 3).constrained()
+    net = modules.mlp(4, 9, 9, 3).constrained()
     everywhere = bound(net, input_norm=math.inf)
     assert everywhere.lipschitz_inputs == pytest.approx(1)
     assert everywhere.output_norm == everywhere.lipschitz_weights == math.inf
-    assert bound(attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
+    assert bound(modules.attention(4, 2), input_norm=math.inf).lipschitz_inputs == math.inf
 
 
-@pytest.mark.parametrize("net", [res_mlp(3, 6, 6, 2), gpt(5, 4, 1, 1, layer_norm=True)])
+@pytest.mark.parametrize(
+    "net", [modules.res_mlp(3, 6, 6, 2), modules.gpt(5, 4, 1, 1, layer_norm=True)]
+)
 def test_rms_division_has_no_bound(net):
     found = bound(net)
     assert found.lipschitz_inputs == math.inf
@@ -235,7 +216,7 @@ def test_rms_division_has_no_bound(net):
 
 def test_resmlp_slope_diverges_near_zero():
     """No finite bound exists: the slope of a residual network diverges as its input shrinks."""
-    net = res_mlp(3, 6, 6, 2, block_depth=1)
+    net = modules.res_mlp(3, 6, 6, 2, block_depth=1)
     params = weights_of(net)
     x, dx = np.random.default_rng(0).standard_normal((2, 6))
     push = jax.jit(lambda x: jax.jvp(lambda x: net.apply(params, x), (x,), (jnp.asarray(dx),))[1])
@@ -247,33 +228,35 @@ def test_resmlp_slope_diverges_near_zero():
 def test_mean_subtract_discards_lower_bound():
     """`MeanSubtract` maps equal entries of any size to zero, and the next layer divides."""
     size = NormBound(8.0, 8.0)
-    assert "RMSDivide" in bound(res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons[0]
-    constrained = [res_mlp(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
+    assert (
+        "RMSDivide" in bound(modules.res_mlp(3, 6, 6, 2, block_depth=1), input_norm=size).reasons[0]
+    )
+    constrained = [modules.res_mlp(3, 6, 6, 2, block_depth=d).constrained() for d in (1, 2)]
     slopes = [bound(net, input_norm=size).lipschitz_inputs for net in constrained]
     assert slopes[0] < 1
     assert slopes[1] == math.inf
 
 
 MANIFOLDS = [
-    (Linear(4, 6), Hypersphere(FanRatio(), ndim=2)),
-    (Linear(4, 6), Hypersphere(0.5)),
-    (Linear(4, 4), Orthogonal(1.5)),
-    (Linear(4, 6), Stiefel(2.0)),
-    (Linear(4, 6), EmbeddingRows(0.7)),
-    (Linear(4, 6), Grassmann(2.0)),
-    (Linear(4, 6), SpectralSphere(2.0)),
-    (Linear(4, 6), SpectralBall(0.5)),
-    (Linear(6, 4), SpectralBand(0.5, 1.5, 2.0)),
-    (Embed(4, 6), Hypersphere(2.0, ndim=2)),
-    (Embed(4, 6), Stiefel(2.0)),
-    (Conv2D(4, 6, 3), Hypersphere(1.0, ndim=4)),
-    (Conv2D(4, 6, 3), Stiefel(0.1)),
+    (modules.Linear(4, 6), manifolds.Hypersphere(FanRatio(), ndim=2)),
+    (modules.Linear(4, 6), manifolds.Hypersphere(0.5)),
+    (modules.Linear(4, 4), manifolds.Orthogonal(1.5)),
+    (modules.Linear(4, 6), manifolds.Stiefel(2.0)),
+    (modules.Linear(4, 6), manifolds.EmbeddingRows(0.7)),
+    (modules.Linear(4, 6), manifolds.Grassmann(2.0)),
+    (modules.Linear(4, 6), manifolds.SpectralSphere(2.0)),
+    (modules.Linear(4, 6), manifolds.SpectralBall(0.5)),
+    (modules.Linear(6, 4), manifolds.SpectralBand(0.5, 1.5, 2.0)),
+    (modules.Embed(4, 6), manifolds.Hypersphere(2.0, ndim=2)),
+    (modules.Embed(4, 6), manifolds.Stiefel(2.0)),
+    (modules.Conv2D(4, 6, 3), manifolds.Hypersphere(1.0, ndim=4)),
+    (modules.Conv2D(4, 6, 3), manifolds.Stiefel(0.1)),
     # Step norms that differ from the point's norm.
-    (Linear(4, 6), Stiefel(0.5, step_norm=Frobenius(scale=3.0))),
-    (Linear(4, 4), Orthogonal(1.5, step_norm=Spectral(scale=4.0))),
-    (Linear(4, 6), Hypersphere(1.0, ndim=2, step_norm=Frobenius(scale=3.0))),
-    (Conv2D(4, 6, 3), Stiefel(0.1, step_norm=Spectral(scale=0.7))),
-    (Embed(4, 6), EmbeddingRows(1.0, step_norm=MaxRowNorm(3.0))),
+    (modules.Linear(4, 6), manifolds.Stiefel(0.5, step_norm=Frobenius(scale=3.0))),
+    (modules.Linear(4, 4), manifolds.Orthogonal(1.5, step_norm=Spectral(scale=4.0))),
+    (modules.Linear(4, 6), manifolds.Hypersphere(1.0, ndim=2, step_norm=Frobenius(scale=3.0))),
+    (modules.Conv2D(4, 6, 3), manifolds.Stiefel(0.1, step_norm=Spectral(scale=0.7))),
+    (modules.Embed(4, 6), manifolds.EmbeddingRows(1.0, step_norm=MaxRowNorm(3.0))),
 ]
 
 
@@ -310,7 +293,7 @@ def test_manifold_points_stay_within_bounds(row, drawn):
 
 
 def test_drift_covers_scaled_weights():
-    net = Linear(6, 4).constrained()
+    net = modules.Linear(6, 4).constrained()
     w = np.asarray(weights_of(net)) * 1.01
     found = bound(net, drift=0.011, input_norm=NormBound(1.0, 1.0))
     here = bound(net, w, input_norm=NormBound(1.0, 1.0))
@@ -320,16 +303,16 @@ def test_drift_covers_scaled_weights():
 
 def test_published_gpt_has_finite_bounds():
     """65 characters, width 128, 4 heads, 4 blocks: finite without a declared input norm."""
-    found = bound(gpt(65, 128, 4, 4).constrained())
+    found = bound(modules.gpt(65, 128, 4, 4).constrained())
     assert 1 <= found.lipschitz_inputs < 2.4
     assert 1 <= found.lipschitz_weights < 2.3
     assert found.inputs.upper == 1
-    deep = bound(gpt(65, 128, 4, 16).constrained())
+    deep = bound(modules.gpt(65, 128, 4, 16).constrained())
     assert found.lipschitz_weights < deep.lipschitz_weights < 2.5
 
 
 def test_bounds_print_as_tree():
-    text = str(bound(mlp(4, 6, 8, 4).constrained()))
+    text = str(bound(modules.mlp(4, 6, 8, 4).constrained()))
     head, *lines = text.splitlines()
     assert head.split() == ["module", "input", "output", "Lipschitz:", "input", "weights"]
     assert any(line.startswith("│     ├─ Linear(8, 8) on Stiefel") for line in lines)
@@ -338,7 +321,10 @@ def test_bounds_print_as_tree():
 def test_attack_projects_onto_manifolds():
     """The attack's projections have distance 0 by the manifold's own measure."""
     rng = np.random.default_rng(0)
-    atoms = [atom.constrained() for atom in (Linear(4, 6), Conv2D(4, 6), Embed(4, 6))]
+    atoms = [
+        atom.constrained()
+        for atom in (modules.Linear(4, 6), modules.Conv2D(4, 6), modules.Embed(4, 6))
+    ]
     points = [to_jax(project(atom, rng.standard_normal(atom.shape))) for atom in atoms]
     distances = jax.jit(
         lambda ws: [atom.manifold.distance(w) for atom, w in zip(atoms, ws, strict=True)]
@@ -349,36 +335,44 @@ def test_attack_projects_onto_manifolds():
 def test_bounds_do_not_underflow():
     """A Lipschitz bound of zero would certify every radius."""
     unit = NormBound(1.0, 1.0)
-    identity = Mul(1e200) @ Mul(1e200) @ Mul(1e-200) @ Mul(1e-200)
+    identity = modules.Mul(1e200) @ modules.Mul(1e200) @ modules.Mul(1e-200) @ modules.Mul(1e-200)
     found = bound(identity, input_norm=unit)
     assert found.lipschitz_inputs >= 1
     assert found.output_norm >= 1
     for scale in (1e-20, 1e20):
-        net = Compose((*17 * (Linear(4, 4),), RMSDivide()))
+        net = modules.Compose((*17 * (modules.Linear(4, 4),), modules.RMSDivide()))
         params = jax.tree.map(lambda w: scale * jnp.eye(4), net.init(jax.random.key(0)))  # noqa: B023
         assert bound(net, params, input_norm=unit).lipschitz_inputs >= 1
-    small = bound(Bias(4), np.full(4, 1e-170), input_norm=NormBound(0.0, 0.0, features=4))
+    small = bound(modules.Bias(4), np.full(4, 1e-170), input_norm=NormBound(0.0, 0.0, features=4))
     assert small.output_norm >= 1e-170
 
 
 def one_path_twice():
-    weight = Param("w", FLAT, atom=Linear(4, 4))
-    bias = Param("c", Bias(4).manifold, mass=0.0, sharpness=Sharpness(0, 0, 0), atom=Bias(4))
+    weight = modules.Param("w", FLAT, atom=modules.Linear(4, 4))
+    bias = modules.Param(
+        "c",
+        modules.Bias(4).manifold,
+        mass=0.0,
+        sharpness=modules.Sharpness(0, 0, 0),
+        atom=modules.Bias(4),
+    )
     params = {"w": jnp.eye(4), "c": 100 * jnp.ones(4)}
-    net = ExternalModule(weight @ bias @ Mul(0.1) @ weight)
+    net = modules.ExternalModule(weight @ bias @ modules.Mul(0.1) @ weight)
     return net, params, lambda p: p["w"] @ (0.1 * (p["w"] @ jnp.ones(4)) + p["c"])
 
 
 def declared_sensitivity():
-    first, last = (Param(name, FLAT, atom=Linear(4, 4)) for name in "ab")
+    first, last = (modules.Param(name, FLAT, atom=modules.Linear(4, 4)) for name in "ab")
     params = {"a": jnp.eye(4), "b": 0.1 * jnp.eye(4)}
-    net = ExternalModule(dataclasses.replace(last, sensitivity=0.1) @ first)
+    net = modules.ExternalModule(dataclasses.replace(last, sensitivity=0.1) @ first)
     return net, params, lambda p: p["b"] @ p["a"] @ jnp.ones(4)
 
 
 def scanned():
     params = {"w": 0.5 * jnp.tile(jnp.eye(4), (3, 1, 1))}
-    net = ExternalModule(Param("w", FLAT, sensitivity=0.5, atom=Linear(4, 4)) ** 3)
+    net = modules.ExternalModule(
+        modules.Param("w", FLAT, sensitivity=0.5, atom=modules.Linear(4, 4)) ** 3
+    )
     return net, params, lambda p: functools.reduce(lambda x, w: w @ x, p["w"], jnp.ones(4))
 
 

@@ -5,19 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from manifoldmuon.linalg import (
-    CUBIC,
-    DEFAULT_MSIGN,
-    MODULA_SIX_STEP,
-    MUON,
-    POLAR_EXPRESS,
-    QUINTIC,
-    SVD,
-    GramNewtonSchulz,
-    MsignMethod,
-    NewtonSchulz,
-    PolarExpress,
-)
+from manifoldmuon import linalg
 
 
 class MethodCase(NamedTuple):
@@ -33,30 +21,36 @@ class MethodCase(NamedTuple):
     """
 
     name: str
-    method: MsignMethod
+    method: linalg.MsignMethod
     orthogonality: float = 10.0
     products: int = 4
     condition: float = 1e6
 
 
-SCHEDULE = DEFAULT_MSIGN.schedule  # type: ignore[attr-defined]
+SCHEDULE = linalg.DEFAULT_MSIGN.schedule  # type: ignore[attr-defined]
 # Accurate in float32 up to a condition number of 1e6.
 ACCURATE = [
-    MethodCase("default", DEFAULT_MSIGN),
-    MethodCase("direct form", NewtonSchulz(SCHEDULE)),
-    MethodCase("gram form", GramNewtonSchulz(SCHEDULE)),
-    MethodCase("degree 7", NewtonSchulz(PolarExpress(3e-7, 7, safety=1.0001, cushion=0.05))),
-    MethodCase("degree 9", NewtonSchulz(PolarExpress(3e-7, 9, safety=1.001, cushion=0.05))),
-    MethodCase("degree 3", NewtonSchulz(PolarExpress(3e-7, 3, safety=1.0001, cushion=0.05))),
-    MethodCase("cubic", NewtonSchulz(CUBIC.with_steps(42))),
-    MethodCase("svd", SVD()),
+    MethodCase("default", linalg.DEFAULT_MSIGN),
+    MethodCase("direct form", linalg.NewtonSchulz(SCHEDULE)),
+    MethodCase("gram form", linalg.GramNewtonSchulz(SCHEDULE)),
+    MethodCase(
+        "degree 7", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 7, safety=1.0001, cushion=0.05))
+    ),
+    MethodCase(
+        "degree 9", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 9, safety=1.001, cushion=0.05))
+    ),
+    MethodCase(
+        "degree 3", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 3, safety=1.0001, cushion=0.05))
+    ),
+    MethodCase("cubic", linalg.NewtonSchulz(linalg.CUBIC.with_steps(42))),
+    MethodCase("svd", linalg.SVD()),
 ]
 
 OTHERS = [
-    MethodCase("published polar express", NewtonSchulz(POLAR_EXPRESS), condition=1e3),
-    MethodCase("quintic", NewtonSchulz(QUINTIC), math.inf),
-    MethodCase("muon", NewtonSchulz(MUON, frobenius=True), math.inf),
-    MethodCase("six steps", NewtonSchulz(MODULA_SIX_STEP), math.inf),
+    MethodCase("published polar express", linalg.NewtonSchulz(linalg.POLAR_EXPRESS), condition=1e3),
+    MethodCase("quintic", linalg.NewtonSchulz(linalg.QUINTIC), math.inf),
+    MethodCase("muon", linalg.NewtonSchulz(linalg.MUON, frobenius=True), math.inf),
+    MethodCase("six steps", linalg.NewtonSchulz(linalg.MODULA_SIX_STEP), math.inf),
 ]
 
 METHODS = [*ACCURATE, *OTHERS]

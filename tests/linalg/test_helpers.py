@@ -5,16 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from manifoldmuon._internal.matrices.arrays import (
-    gram_matrix,
-    match_orientation,
-    product,
-    right_multiply,
-    skew,
-    sym,
-    tall,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.matrices.spectral import contraction_factor
 
@@ -45,7 +36,7 @@ def test_unit_scaling_per_block():
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_dtypes_become_float32(dtype):
-    assert upcast(jnp.ones(2, dtype)).dtype == jnp.float32
+    assert arrays.upcast(jnp.ones(2, dtype)).dtype == jnp.float32
     assert scale_to_unit_exponent(jnp.ones(2, dtype), 1)[0].dtype == jnp.float32
     # The smallest bfloat16 is a float32 denormal.
     smallest = jnp.asarray(np.array([float(jnp.finfo(dtype).smallest_subnormal)]), dtype)
@@ -113,32 +104,32 @@ def test_times_power_of_two_keeps_short_dtypes(dtype):
 def test_wide_matrices_match_transposes(shape):
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
-    small = gram_matrix(x, y)
+    small = arrays.gram_matrix(x, y)
     high, other = (jnp.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
     np.testing.assert_allclose(small, np.einsum("...ki,...kj->...ij", high, other), rtol=1e-5)
-    mixed = right_multiply(x, small)
+    mixed = arrays.right_multiply(x, small)
     assert mixed.shape == x.shape
-    np.testing.assert_allclose(tall(mixed), np.matmul(high, small), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(match_orientation(tall(x), x), x)
-    np.testing.assert_array_equal(match_orientation(x, x), x)
+    np.testing.assert_allclose(arrays.tall(mixed), np.matmul(high, small), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(arrays.match_orientation(arrays.tall(x), x), x)
+    np.testing.assert_array_equal(arrays.match_orientation(x, x), x)
 
 
 def test_symmetric_and_skew_parts():
     x = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
-    s, k = sym(jnp.asarray(x)), skew(jnp.asarray(x))
+    s, k = arrays.sym(jnp.asarray(x)), arrays.skew(jnp.asarray(x))
     np.testing.assert_array_equal(s, s.mT)
     np.testing.assert_array_equal(k, -k.mT)
     np.testing.assert_allclose(s + k, x, rtol=1e-6)
     huge = jnp.full((2, 2), 3e38)
-    np.testing.assert_array_equal(sym(huge), huge)
+    np.testing.assert_array_equal(arrays.sym(huge), huge)
 
 
 def test_product_sums_in_float32():
     x = jnp.ones((1, 600), jnp.bfloat16)
-    exact = product(x, x.mT)
+    exact = arrays.product(x, x.mT)
     assert exact.dtype == jnp.float32
     assert exact == 600  # a sum in bfloat16 stops at 256
-    rounded = product(jnp.full((1, 1), 1.001), jnp.ones((1, 1)), operands=jnp.bfloat16)
+    rounded = arrays.product(jnp.full((1, 1), 1.001), jnp.ones((1, 1)), operands=jnp.bfloat16)
     assert rounded == 1
 
 

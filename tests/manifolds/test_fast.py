@@ -8,27 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import manifolds
 from manifoldmuon._internal.matrices.spectral import start_vector
 from manifoldmuon.linalg import BOUNDED_MSIGN, SVD
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    Orthogonal,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon.manifolds import solvers
 from manifoldmuon.manifolds.retractions import SoftCap
-from manifoldmuon.manifolds.solvers import (
-    DouglasRachford,
-    LineMultiplier,
-    ProjectedPolar,
-    SkewPolar,
-)
 from manifoldmuon.norms import ConvRMSToRMS, FanRatio, Frobenius, MaxAbs, RMSToRMS, Spectral
 from manifoldmuon.optim import manifold_muon
 from tests.compiled import point_of
@@ -37,24 +21,27 @@ from tests.oracles.passes import multiplications
 
 SHAPE = (16, 8)
 CHEAPER = [
-    (Euclidean(RMSToRMS()), SHAPE),
-    (Euclidean(ConvRMSToRMS()), (2, 2, *SHAPE)),
-    (Hypersphere(2.0, ndim=2, step_norm=Spectral()), SHAPE),
-    (EmbeddingRows(step_norm=RMSToRMS()), SHAPE),
-    (SpectralSphere(FanRatio()), SHAPE),
-    (SpectralBall(), SHAPE),
-    (SpectralBand(0.5, 2.0), SHAPE),
-    (Stiefel(solver=SkewPolar()), SHAPE),  # the default solver inverts matrices instead
-    (Orthogonal(solver=SkewPolar()), (8, 8)),
-    (Grassmann(2.0), SHAPE),
+    (manifolds.Euclidean(RMSToRMS()), SHAPE),
+    (manifolds.Euclidean(ConvRMSToRMS()), (2, 2, *SHAPE)),
+    (manifolds.Hypersphere(2.0, ndim=2, step_norm=Spectral()), SHAPE),
+    (manifolds.EmbeddingRows(step_norm=RMSToRMS()), SHAPE),
+    (manifolds.SpectralSphere(FanRatio()), SHAPE),
+    (manifolds.SpectralBall(), SHAPE),
+    (manifolds.SpectralBand(0.5, 2.0), SHAPE),
+    (
+        manifolds.Stiefel(solver=solvers.SkewPolar()),
+        SHAPE,
+    ),  # the default solver inverts matrices instead
+    (manifolds.Orthogonal(solver=solvers.SkewPolar()), (8, 8)),
+    (manifolds.Grassmann(2.0), SHAPE),
 ]
 
 
 def kind(value) -> str:
-    return type(value).__name__ if isinstance(value, Manifold) else ""
+    return type(value).__name__ if isinstance(value, manifolds.Manifold) else ""
 
 
-def products(manifold: Manifold, shape: tuple[int, ...]) -> int:
+def products(manifold: manifolds.Manifold, shape: tuple[int, ...]) -> int:
     """Count matrix products in a direction, its gap and a retraction."""
 
     def step(point, grad, dual):
@@ -83,20 +70,24 @@ def test_explicit_choices_are_kept(case):
 
 
 def test_choices_for_each_set():
-    assert Stiefel().for_training().solver == ProjectedPolar()
-    soft = SpectralBall(retraction=SoftCap()).for_training()
+    assert manifolds.Stiefel().for_training().solver == solvers.ProjectedPolar()
+    soft = manifolds.SpectralBall(retraction=SoftCap()).for_training()
     assert soft.solver is None
     assert soft.retraction == SoftCap()
-    one = LineMultiplier(steps=1)
-    assert SpectralSphere(solver=one).for_training().solver == one
-    assert SpectralSphere(lanczos=8).for_training().lanczos == 8
+    one = solvers.LineMultiplier(steps=1)
+    assert manifolds.SpectralSphere(solver=one).for_training().solver == one
+    assert manifolds.SpectralSphere(lanczos=8).for_training().lanczos == 8
     assert (
-        Stiefel(2.0).transposed().for_training()
-        == Stiefel(2.0, solver=ProjectedPolar()).transposed()
+        manifolds.Stiefel(2.0).transposed().for_training()
+        == manifolds.Stiefel(2.0, solver=solvers.ProjectedPolar()).transposed()
     )
-    rows = EmbeddingRows(step_norm=Spectral(SVD()))
-    assert rows.for_training() == dataclasses.replace(rows, solver=DouglasRachford(steps=4))
-    for same in (Hypersphere(), Stiefel(step_norm=Frobenius(2)), EmbeddingRows()):
+    rows = manifolds.EmbeddingRows(step_norm=Spectral(SVD()))
+    assert rows.for_training() == dataclasses.replace(rows, solver=solvers.DouglasRachford(steps=4))
+    for same in (
+        manifolds.Hypersphere(),
+        manifolds.Stiefel(step_norm=Frobenius(2)),
+        manifolds.EmbeddingRows(),
+    ):
         assert same.for_training() == same
 
 
@@ -114,8 +105,8 @@ def kaniel(values: np.ndarray, overlap: float, steps: int) -> float:
 @pytest.mark.slow
 def test_spectral_sphere_walk_stays_on_set():
     """Nearly tied largest singular values limit the accuracy to Lanczos' error bound."""
-    tx = manifold_muon(0.1, SpectralSphere().for_training(), track_gap=False)
-    start = point_of(SpectralSphere(), (128, 128))
+    tx = manifold_muon(0.1, manifolds.SpectralSphere().for_training(), track_gap=False)
+    start = point_of(manifolds.SpectralSphere(), (128, 128))
 
     def step(carry, key):
         weight, state = carry
@@ -138,7 +129,9 @@ def test_spectral_sphere_walk_stays_on_set():
 
 @pytest.mark.slow_except("Stiefel-", "Hypersphere-")
 @pytest.mark.parametrize(
-    ("manifold", "shape"), [*CHEAPER, (EmbeddingRows(step_norm=MaxAbs(2)), SHAPE)], ids=kind
+    ("manifold", "shape"),
+    [*CHEAPER, (manifolds.EmbeddingRows(step_norm=MaxAbs(2)), SHAPE)],
+    ids=kind,
 )
 def test_gaps_bound_the_loss(manifold, shape):
     fast = manifold.for_training()

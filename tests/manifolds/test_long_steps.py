@@ -5,36 +5,28 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import manifolds
 from manifoldmuon.contrib import ComplexStiefel
-from manifoldmuon.manifolds import (
-    Grassmann,
-    Hypersphere,
-    Rotations,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
 from manifoldmuon.manifolds.retractions import QR, Cayley, Exponential, Geodesic, Polar, SoftCap
 from tests.compiled import ask
 
 LONG = {
     **{
-        f"{type(r).__name__} {shape}": (Stiefel(retraction=r), shape)
+        f"{type(r).__name__} {shape}": (manifolds.Stiefel(retraction=r), shape)
         for r in (Polar(), QR(), Cayley(), Exponential())
         for shape in ((8, 3), (3, 3), (2, 3, 7))
     },
-    "rotations": (Rotations(), (3, 3)),
-    "rotations by QR": (Rotations(retraction=QR()), (4, 4)),
-    "rotations by Cayley": (Rotations(retraction=Cayley()), (4, 4)),
+    "rotations": (manifolds.Rotations(), (3, 3)),
+    "rotations by QR": (manifolds.Rotations(retraction=QR()), (4, 4)),
+    "rotations by Cayley": (manifolds.Rotations(retraction=Cayley()), (4, 4)),
     "complex": (ComplexStiefel(), (2, 4, 3)),
-    "subspace": (Grassmann(), (6, 2)),
-    "sphere": (Hypersphere(2.0), (3, 5)),
-    "great circles": (Hypersphere(2.0, retraction=Geodesic()), (3, 5)),
-    "spectral sphere": (SpectralSphere(2.0), (6, 4)),
-    "ball": (SpectralBall(2.0), (6, 4)),
-    "soft ball": (SpectralBall(retraction=SoftCap()), (6, 4)),
-    "band": (SpectralBand(), (5, 3)),
+    "subspace": (manifolds.Grassmann(), (6, 2)),
+    "sphere": (manifolds.Hypersphere(2.0), (3, 5)),
+    "great circles": (manifolds.Hypersphere(2.0, retraction=Geodesic()), (3, 5)),
+    "spectral sphere": (manifolds.SpectralSphere(2.0), (6, 4)),
+    "ball": (manifolds.SpectralBall(2.0), (6, 4)),
+    "soft ball": (manifolds.SpectralBall(retraction=SoftCap()), (6, 4)),
+    "band": (manifolds.SpectralBand(), (5, 3)),
 }
 SHORT = ("Polar (8, 3)", "QR (8, 3)", "Cayley (3, 3)", "Exponential (2, 3, 7)", "great circles")
 

@@ -9,15 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import manifolds
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Hypersphere,
-    Manifold,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-)
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DouglasRachford, LineMultiplier, Normal
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, Norm, RMSToRMS, Spectral
 from tests.compiled import ask
@@ -66,12 +59,12 @@ NORMS: dict[str, Norm] = {
     "infinity": MaxAbs(),
     "longest row": MaxRowNorm(threshold=0.0),
 }
-SETS: dict[str, tuple[Callable[[Norm], Manifold], Callable[[np.ndarray], Tangent]]] = {
-    "fixed Frobenius": (lambda n: Hypersphere(2.0, ndim=2, step_norm=n), sphere),
-    "fixed rows": (lambda n: EmbeddingRows(1.0, step_norm=n, solver=LONG), rows),
-    "spectral sphere": (lambda n: SpectralSphere(step_norm=n), largest),
-    "ball": (lambda n: SpectralBall(step_norm=n, solver=LONG), edges(0, 1)),
-    "band": (lambda n: SpectralBand(0.7, 1.4, step_norm=n, solver=LONG), edges(0.7, 1.4)),
+SETS: dict[str, tuple[Callable[[Norm], manifolds.Manifold], Callable[[np.ndarray], Tangent]]] = {
+    "fixed Frobenius": (lambda n: manifolds.Hypersphere(2.0, ndim=2, step_norm=n), sphere),
+    "fixed rows": (lambda n: manifolds.EmbeddingRows(1.0, step_norm=n, solver=LONG), rows),
+    "spectral sphere": (lambda n: manifolds.SpectralSphere(step_norm=n), largest),
+    "ball": (lambda n: manifolds.SpectralBall(step_norm=n, solver=LONG), edges(0, 1)),
+    "band": (lambda n: manifolds.SpectralBand(0.7, 1.4, step_norm=n, solver=LONG), edges(0.7, 1.4)),
 }
 
 
@@ -115,7 +108,7 @@ def test_direction_loss_is_within_gap(kind, norm, shape):
 
 def test_two_warm_started_steps_track_training():
     """In a run on the sphere, warm-started gaps are of second order in the rotation per step."""
-    manifold = Hypersphere(4.0, ndim=2, step_norm=EXACT, solver=LineMultiplier(steps=2))
+    manifold = manifolds.Hypersphere(4.0, ndim=2, step_norm=EXACT, solver=LineMultiplier(steps=2))
     rng = np.random.default_rng(0)
     point = ask(manifold.project, np.float32(rng.standard_normal((24, 16))))
     goal = ask(manifold.project, np.float32(rng.standard_normal((24, 16))))
@@ -180,16 +173,16 @@ def test_normal_gradient_has_zero_direction(kind):
 
 def test_projection_off_the_set_and_at_corners():
     """Projections clip tied singular values together and return to the set."""
-    ball = SpectralBall(2.0)
+    ball = manifolds.SpectralBall(2.0)
     point = np.diag(np.array([5, 5, 1], np.float32))
     np.testing.assert_allclose(ask(ball.project, point), np.diag([2, 2, 1.0]), atol=1e-6)
     np.testing.assert_allclose(ask(ball.distance, point), 1.5, atol=1e-6)
     moved = ask(ball.retract, ask(ball.project, point), np.diag(np.array([1, -1, 0.5], np.float32)))
     np.testing.assert_allclose(moved, np.diag([2, 1, 1.5]), atol=1e-6)
-    sphere_ = SpectralSphere(2.0)
+    sphere_ = manifolds.SpectralSphere(2.0)
     np.testing.assert_allclose(ask(sphere_.project, point), np.diag([2, 2, 1.0]), atol=1e-6)
     inside = np.diag(np.array([1, 0.5, 0.1], np.float32))
     np.testing.assert_allclose(ask(sphere_.project, inside), np.diag([2, 0.5, 0.1]), atol=1e-6)
-    band = SpectralBand(0.5, 2.0)
+    band = manifolds.SpectralBand(0.5, 2.0)
     np.testing.assert_allclose(ask(band.project, point), np.diag([2, 2, 1.0]), atol=1e-6)
     assert ask(band.distance, ask(band.project, jnp.zeros((4, 3)))) <= 1e-6

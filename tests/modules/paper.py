@@ -14,58 +14,47 @@ from typing import Any
 import jax
 import numpy as np
 
+from manifoldmuon import modules
 from manifoldmuon.manifolds import Euclidean
-from manifoldmuon.modules import (
-    Atom,
-    Bond,
-    Compose,
-    Concatenate,
-    Conv2D,
-    Embed,
-    Linear,
-    Module,
-    Stack,
-    Unembed,
-)
 
 
-def unrolled(stack: Stack) -> Compose:
+def unrolled(stack: modules.Stack) -> modules.Compose:
     """Return the copies of a stack as a composition."""
-    return Compose((stack.module,) * stack.copies)
+    return modules.Compose((stack.module,) * stack.copies)
 
 
-def unstacked(stack: Stack, tree: Any) -> tuple[Any, ...]:
+def unstacked(stack: modules.Stack, tree: Any) -> tuple[Any, ...]:
     """Return the tuple of the copies' parameters."""
     return tuple(jax.tree.map(lambda x, i=i: x[i], tree) for i in range(stack.copies))
 
 
-def mass(module: Module) -> float:
+def mass(module: modules.Module) -> float:
     """Sum the masses of the parts; every copy of a stack counts."""
     match module:
-        case Compose() | Concatenate():
+        case modules.Compose() | modules.Concatenate():
             return sum(mass(part) for part in module.modules)
-        case Stack():
+        case modules.Stack():
             return module.copies * mass(module.module)
-        case Atom() | Bond():
+        case modules.Atom() | modules.Bond():
             return module.mass
     raise NotImplementedError(type(module))
 
 
-def sensitivity(module: Module) -> float:
+def sensitivity(module: modules.Module) -> float:
     """Multiply sensitivities in a composition, add them in a tuple."""
     match module:
-        case Compose():
+        case modules.Compose():
             return math.prod(sensitivity(part) for part in module.modules)
-        case Concatenate():
+        case modules.Concatenate():
             return sum(sensitivity(part) for part in module.modules)
-        case Stack():
+        case modules.Stack():
             return sensitivity(module.module) ** module.copies
-        case Atom() | Bond():
+        case modules.Atom() | modules.Bond():
             return module.sensitivity
     raise NotImplementedError(type(module))
 
 
-def norm(module: Module, weights: Any) -> float:
+def norm(module: modules.Module, weights: Any) -> float:
     """Return the modular norm; parts of mass zero do not count.
 
     * M2 after M1: `max(mu2 (m / m1) norm1, (m / m2) norm2)`;
@@ -74,18 +63,18 @@ def norm(module: Module, weights: Any) -> float:
     if mass(module) == 0:
         return 0.0
     match module:
-        case Compose() if len(module.modules) == 1:
+        case modules.Compose() if len(module.modules) == 1:
             return norm(module.modules[0], weights[0])
-        case Compose():
+        case modules.Compose():
             *before, second = module.modules
-            pair = (Compose(tuple(before)), weights[:-1]), (second, weights[-1])
+            pair = (modules.Compose(tuple(before)), weights[:-1]), (second, weights[-1])
             return _heaviest(pair, (sensitivity(second), 1.0))
-        case Concatenate():
+        case modules.Concatenate():
             pairs = tuple(zip(module.modules, weights, strict=True))
             return _heaviest(pairs, (1.0,) * len(pairs))
-        case Stack():
+        case modules.Stack():
             return norm(unrolled(module), unstacked(module, weights))
-        case Atom():
+        case modules.Atom():
             return _atom_norm(module, np.asarray(weights, np.float64))
     raise NotImplementedError(type(module))
 
@@ -99,7 +88,7 @@ def _heaviest(parts: tuple[Any, ...], factors: tuple[float, ...]) -> float:
     )
 
 
-def dualize(module: Module, grads: Any) -> Any:
+def dualize(module: modules.Module, grads: Any) -> Any:
     """Return the steepest ascent step of modular norm 1; parts of mass zero do not move.
 
     * M2 after M1: `(1/mu2 (m1/m) dualize1, (m2/m) dualize2)`; if M2 ignores its input (mu2 = 0),
@@ -109,25 +98,25 @@ def dualize(module: Module, grads: Any) -> Any:
     if mass(module) == 0:
         return jax.tree.map(lambda grad: np.zeros(np.shape(grad)), grads)
     match module:
-        case Compose() if len(module.modules) == 1:
+        case modules.Compose() if len(module.modules) == 1:
             return (dualize(module.modules[0], grads[0]),)
-        case Compose():
+        case modules.Compose():
             *before, second = module.modules
-            first, mu = Compose(tuple(before)), sensitivity(second)
+            first, mu = modules.Compose(tuple(before)), sensitivity(second)
             share = mass(first) / mass(module) / mu if mu else 0.0
             moved = _times(share, dualize(first, grads[:-1]))
             last = dualize(second, grads[-1])
             return (*moved, _times(mass(second) / mass(module), last))
-        case Concatenate():
+        case modules.Concatenate():
             return tuple(
                 _times(mass(part) / mass(module), dualize(part, grads[i]))
                 for i, part in enumerate(module.modules)
             )
-        case Stack():
+        case modules.Stack():
             pieces = unstacked(module, grads)
             found = dualize(unrolled(module), pieces)
             return jax.tree.map(lambda *copies: np.stack(copies), *found)
-        case Atom():
+        case modules.Atom():
             return _atom_step(module, np.asarray(grads, np.float64))
     raise NotImplementedError(type(module))
 
@@ -136,26 +125,26 @@ def _times(factor: float, tree: Any) -> Any:
     return jax.tree.map(lambda step: factor * step, tree)
 
 
-def _atom_norm(atom: Atom, weight: np.ndarray) -> float:
-    if isinstance(atom, Embed | Unembed):  # the largest RMS norm of a row
+def _atom_norm(atom: modules.Atom, weight: np.ndarray) -> float:
+    if isinstance(atom, modules.Embed | modules.Unembed):  # the largest RMS norm of a row
         return float(np.sqrt(np.mean(weight**2, axis=-1)).max())
     return float((np.linalg.norm(weight, 2, axis=(-2, -1)) / _scale(atom)).max())
 
 
-def _atom_step(atom: Atom, grad: np.ndarray) -> np.ndarray:
+def _atom_step(atom: modules.Atom, grad: np.ndarray) -> np.ndarray:
     assert isinstance(atom.manifold, Euclidean)
-    if isinstance(atom, Embed | Unembed):
+    if isinstance(atom, modules.Embed | modules.Unembed):
         size = np.sqrt(np.mean(grad**2, axis=-1, keepdims=True))
         return grad / np.where(size == 0, 1, size)
     return _scale(atom) * _polar(grad)
 
 
-def _scale(atom: Atom) -> float:
+def _scale(atom: modules.Atom) -> float:
     """Return the largest singular value at norm 1, of a matrix or of each tap of a kernel."""
     match atom:
-        case Linear():
+        case modules.Linear():
             return math.sqrt(atom.fan_out / atom.fan_in)
-        case Conv2D():
+        case modules.Conv2D():
             return math.sqrt(atom.out_channels / atom.in_channels) / atom.kernel**2
     raise NotImplementedError(type(atom))
 

@@ -8,54 +8,29 @@ import numpy as np
 import pytest
 import scipy.special
 
+from manifoldmuon import modules
 from manifoldmuon.bounds import NormBound, bound
-from manifoldmuon.modules import (
-    GELU,
-    Abs,
-    Add,
-    AveragePool,
-    Flatten,
-    FunctionalAttention,
-    Identity,
-    MeanSubtract,
-    MergeHeads,
-    Mul,
-    Positions,
-    ReLU,
-    RMSDivide,
-    RoPE,
-    SplitHeads,
-)
-from tests.modules.measure import (
-    gaussian,
-    largest,
-    push,
-    push_twice,
-    rms,
-    tokens,
-    total,
-    unit_tokens,
-)
+from tests.modules import measure
 
-X = gaussian(0, 2, 4, 6)
-Q, K, V = (unit_tokens(seed, 2, 4, 6) for seed in (1, 2, 3))
-IMAGE = unit_tokens(6, 2, 4, 6, 3)
+X = measure.gaussian(0, 2, 4, 6)
+Q, K, V = (measure.unit_tokens(seed, 2, 4, 6) for seed in (1, 2, 3))
+IMAGE = measure.unit_tokens(6, 2, 4, 6, 3)
 
 ONE = NormBound(1.0, 1.0)
 HELD = [
-    Identity(),
-    Mul(-2.5),
-    Mul(0.0),
-    Abs(),
-    ReLU(),
-    GELU(GELU.LIPSCHITZ),
-    MeanSubtract(),
-    RMSDivide(),
-    SplitHeads(4),
-    MergeHeads(),
-    AveragePool(2, 3),
-    Flatten(3),
-    RoPE(),
+    modules.Identity(),
+    modules.Mul(-2.5),
+    modules.Mul(0.0),
+    modules.Abs(),
+    modules.ReLU(),
+    modules.GELU(modules.GELU.LIPSCHITZ),
+    modules.MeanSubtract(),
+    modules.RMSDivide(),
+    modules.SplitHeads(4),
+    modules.MergeHeads(),
+    modules.AveragePool(2, 3),
+    modules.Flatten(3),
+    modules.RoPE(),
 ]
 
 
@@ -63,24 +38,24 @@ def test_declared_sensitivities_hold_at_norm_one():
     """`tests/bounds/test_rules.py` attacks these bounds."""
     for bond in HELD:
         assert bound(bond, input_norm=ONE).lipschitz_inputs == bond.sensitivity, bond
-    assert bound(Add(), input_norm=(ONE, ONE)).lipschitz_inputs == Add().sensitivity
-    for attention in (FunctionalAttention(), FunctionalAttention(False)):
+    assert bound(modules.Add(), input_norm=(ONE, ONE)).lipschitz_inputs == modules.Add().sensitivity
+    for attention in (modules.FunctionalAttention(), modules.FunctionalAttention(False)):
         assert bound(attention, input_norm=(ONE,) * 3).lipschitz_inputs == attention.sensitivity
 
 
 def like(x, seed):
-    return jax.tree.map(lambda a: gaussian(seed, *a.shape), x)
+    return jax.tree.map(lambda a: measure.gaussian(seed, *a.shape), x)
 
 
 # Sharpness: bond, a point, norms of input and output.
 SHARPNESS = {
-    "RMSDivide": (RMSDivide(), unit_tokens(0, 6), tokens, tokens),
-    "GELU": (GELU(), 0.3 * gaussian(0, 6), largest, largest),
+    "RMSDivide": (modules.RMSDivide(), measure.unit_tokens(0, 6), measure.tokens, measure.tokens),
+    "GELU": (modules.GELU(), 0.3 * measure.gaussian(0, 6), measure.largest, measure.largest),
     "FunctionalAttention": (
-        FunctionalAttention(),
+        modules.FunctionalAttention(),
         (Q[0], K[0], V[0]),
-        total(*[tokens] * 3),
-        tokens,
+        measure.total(*[measure.tokens] * 3),
+        measure.tokens,
     ),
 }
 
@@ -97,7 +72,7 @@ def test_declared_sharpness_is_not_exceeded(name):
             i, j = seed % len(x), (seed + 1) % len(x)
             a = tuple(t if k == i else jnp.zeros_like(t) for k, t in enumerate(a))
             b = tuple(t if k == j else jnp.zeros_like(t) for k, t in enumerate(b))
-        worst = max(worst, size_out(push_twice(forward, x, a, b)) / size_in(a) / size_in(b))
+        worst = max(worst, size_out(measure.push_twice(forward, x, a, b)) / size_in(a) / size_in(b))
     assert 0.1 * bond.gamma < worst <= bond.gamma * (1 + 1e-5)
 
 
@@ -105,21 +80,23 @@ def test_rms_division_sharpness_is_attained():
     """The maximum is at an angle to the point with squared sine 2/3."""
     x = jnp.array([1.0, 1.0])
     u = math.sqrt(1 / 3) * x + math.sqrt(2 / 3) * jnp.array([1.0, -1.0])
-    assert tokens(push_twice(RMSDivide().forward, x, u, u)) == pytest.approx(
-        2 / math.sqrt(3), rel=1e-5
-    )
+    assert measure.tokens(
+        measure.push_twice(modules.RMSDivide().forward, x, u, u)
+    ) == pytest.approx(2 / math.sqrt(3), rel=1e-5)
 
 
 # Published and measured constants ----------------------------------------------------------------
 
 
 def test_relu_published_sensitivity_needs_balanced_signs():
-    balanced, positive = gaussian(0, 4096), jnp.abs(gaussian(0, 4096))
-    dx = gaussian(1, 4096)
-    forward = ReLU().forward
-    gain = lambda x: float(rms(push(forward, (x,), (dx,))) / rms(dx))  # noqa: E731
-    assert gain(balanced) == pytest.approx(ReLU(ReLU.BALANCED).sensitivity, rel=0.03)
-    assert gain(positive) == ReLU().sensitivity == 1
+    balanced, positive = measure.gaussian(0, 4096), jnp.abs(measure.gaussian(0, 4096))
+    dx = measure.gaussian(1, 4096)
+    forward = modules.ReLU().forward
+    gain = lambda x: float(measure.rms(measure.push(forward, (x,), (dx,))) / measure.rms(dx))  # noqa: E731
+    assert gain(balanced) == pytest.approx(
+        modules.ReLU(modules.ReLU.BALANCED).sensitivity, rel=0.03
+    )
+    assert gain(positive) == modules.ReLU().sensitivity == 1
 
 
 def test_gelu_sensitivity_on_gaussian_is_0_675():
@@ -128,13 +105,15 @@ def test_gelu_sensitivity_on_gaussian_is_0_675():
     slope = scipy.special.ndtr(t) + t * np.exp(-(t**2) / 2) / math.sqrt(2 * math.pi)
     exact = math.sqrt(np.sum(weight * slope**2) / np.sum(weight))
     assert exact == pytest.approx(0.675, abs=5e-4)
-    dx = gaussian(1, 4096)
-    found = rms(push(GELU().forward, (gaussian(0, 4096),), (dx,))) / rms(dx)
+    dx = measure.gaussian(1, 4096)
+    found = measure.rms(
+        measure.push(modules.GELU().forward, (measure.gaussian(0, 4096),), (dx,))
+    ) / measure.rms(dx)
     assert found == pytest.approx(exact, rel=0.03)
     grid = jnp.linspace(-6, 6, 4001)
-    steepest = largest(push(GELU().forward, (grid,), (jnp.ones(4001),)))
-    assert steepest == pytest.approx(GELU.LIPSCHITZ, rel=1e-6)
-    assert pytest.approx(1.1289, abs=5e-5) == GELU.LIPSCHITZ
+    steepest = measure.largest(measure.push(modules.GELU().forward, (grid,), (jnp.ones(4001),)))
+    assert steepest == pytest.approx(modules.GELU.LIPSCHITZ, rel=1e-6)
+    assert pytest.approx(1.1289, abs=5e-5) == modules.GELU.LIPSCHITZ
 
 
 # Forward maps ------------------------------------------------------------------------------------
@@ -147,25 +126,37 @@ def softmax(x):
 
 F = np.asarray(X, np.float64)
 FORWARD = {
-    "Abs": (Abs(), X, np.abs(F)),
-    "ReLU": (ReLU(), X, np.where(F > 0, F, 0)),
-    "GELU": (GELU(), X, F * scipy.special.ndtr(F)),
-    "Mul": (Mul(-2.0), X, -2 * F),
-    "Add": (Add(), (X, X, X), 3 * F),
-    "MeanSubtract": (MeanSubtract(), X, F - F.mean(-1, keepdims=True)),
-    "RMSDivide": (RMSDivide(), X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
-    "RMSDivide of tiny": (RMSDivide(), 1e-30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
-    "RMSDivide of huge": (RMSDivide(), 1e30 * X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
-    "RMSDivide of zero": (RMSDivide(), jnp.zeros((2, 3)), np.zeros((2, 3))),
+    "Abs": (modules.Abs(), X, np.abs(F)),
+    "ReLU": (modules.ReLU(), X, np.where(F > 0, F, 0)),
+    "GELU": (modules.GELU(), X, F * scipy.special.ndtr(F)),
+    "Mul": (modules.Mul(-2.0), X, -2 * F),
+    "Add": (modules.Add(), (X, X, X), 3 * F),
+    "MeanSubtract": (modules.MeanSubtract(), X, F - F.mean(-1, keepdims=True)),
+    "RMSDivide": (modules.RMSDivide(), X, F / np.sqrt((F**2).mean(-1, keepdims=True))),
+    "RMSDivide of tiny": (
+        modules.RMSDivide(),
+        1e-30 * X,
+        F / np.sqrt((F**2).mean(-1, keepdims=True)),
+    ),
+    "RMSDivide of huge": (
+        modules.RMSDivide(),
+        1e30 * X,
+        F / np.sqrt((F**2).mean(-1, keepdims=True)),
+    ),
+    "RMSDivide of zero": (modules.RMSDivide(), jnp.zeros((2, 3)), np.zeros((2, 3))),
     "LayerNorm": (
-        RMSDivide() @ MeanSubtract(),
+        modules.RMSDivide() @ modules.MeanSubtract(),
         X,
         (F - F.mean(-1, keepdims=True)) / F.std(-1, keepdims=True),
     ),
-    "Flatten": (Flatten(2), X, F.reshape(2, 24)),
-    "Positions": (Positions(), jnp.array([[7, 7, 7], [1, 2, 3]]), [[0, 1, 2], [0, 1, 2]]),
-    "SplitHeads": (SplitHeads(3), X, np.stack([F[..., 2 * h : 2 * h + 2] for h in range(3)], 1)),
-    "MergeHeads": (MergeHeads() @ SplitHeads(3), X, F),
+    "Flatten": (modules.Flatten(2), X, F.reshape(2, 24)),
+    "Positions": (modules.Positions(), jnp.array([[7, 7, 7], [1, 2, 3]]), [[0, 1, 2], [0, 1, 2]]),
+    "SplitHeads": (
+        modules.SplitHeads(3),
+        X,
+        np.stack([F[..., 2 * h : 2 * h + 2] for h in range(3)], 1),
+    ),
+    "MergeHeads": (modules.MergeHeads() @ modules.SplitHeads(3), X, F),
 }
 
 
@@ -178,7 +169,7 @@ def test_forward_matches_numpy(name):
 
 
 def test_average_pool_is_mean_of_blocks():
-    y = AveragePool(2, 3).forward(IMAGE)
+    y = modules.AveragePool(2, 3).forward(IMAGE)
     for i in range(2):
         for j in range(3):
             block = np.asarray(IMAGE)[:, 2 * i : 2 * i + 2, 2 * j : 2 * j + 2]
@@ -194,7 +185,7 @@ def test_attention_matches_loop(causal):
             seen = range(i + 1) if causal else range(4)
             p = softmax(np.array([q[b, i] @ k[b, j] / 6 for j in seen]))
             expected[b, i] = sum(p[n] * v[b, j] for n, j in enumerate(seen))
-    found = FunctionalAttention(causal).forward((Q, K, V))
+    found = modules.FunctionalAttention(causal).forward((Q, K, V))
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -204,10 +195,10 @@ def test_rope_rotates_complex_pairs():
     z = x[..., :3] + 1j * x[..., 3:]
     turned = z * np.exp(1j * np.arange(4)[:, None] / 100.0 ** (np.arange(3) / 3))
     expected = np.concatenate([turned.real, turned.imag], -1)
-    np.testing.assert_allclose(RoPE(100.0).forward(X), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(modules.RoPE(100.0).forward(X), expected, rtol=1e-5, atol=1e-6)
     same = jnp.broadcast_to(X[:1, :1], (1, 4, 6))
     other = jnp.broadcast_to(X[1:, :1], (1, 4, 6))
-    scores = (RoPE().forward(same) @ RoPE().forward(other).mT)[0]
+    scores = (modules.RoPE().forward(same) @ modules.RoPE().forward(other).mT)[0]
     for distance in range(-3, 4):
         diagonal = np.diagonal(scores, distance)
         np.testing.assert_allclose(diagonal, diagonal[0], rtol=1e-4, atol=1e-5)

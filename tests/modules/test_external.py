@@ -9,44 +9,23 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from manifoldmuon import optim
+from manifoldmuon import modules, norms, optim
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, LaidOut, Layout, Stiefel
-from manifoldmuon.modules import (
-    Embed,
-    ExternalModule,
-    Identity,
-    Linear,
-    Param,
-    ReLU,
-    Sharpness,
-    Tied,
-    Unembed,
-    residual,
-)
-from manifoldmuon.norms import (
-    FanRatio,
-    Frobenius,
-    L1ToRMS,
-    MaxAbs,
-    MaxRowNorm,
-    RMSToRMS,
-    RootDim,
-    Spectral,
-)
 from tests.modules.measure import gaussian
 
-MATRIX = Euclidean(RMSToRMS())
+MATRIX = Euclidean(norms.RMSToRMS())
 KERNEL = MATRIX.transposed()
 # 4 -> 6 -> 6 -> 3; the second layer has mass 3, ReLUs have sensitivity 1 / sqrt(2).
-RELU = ReLU(ReLU.BALANCED)
-MODULE = Linear(3, 6) @ RELU @ Linear(6, 6, mass=3.0) @ RELU @ Linear(6, 4)
+RELU = modules.ReLU(modules.ReLU.BALANCED)
+MODULE = modules.Linear(3, 6) @ RELU @ modules.Linear(6, 6, mass=3.0) @ RELU @ modules.Linear(6, 4)
 
 
 def mlp(paths: list[str], manifold: Any) -> Any:
     first, second, third = (
-        Param(path, manifold, mass=mass) for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
+        modules.Param(path, manifold, mass=mass)
+        for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
     )
-    return ExternalModule(third @ RELU @ second @ RELU @ first)
+    return modules.ExternalModule(third @ RELU @ second @ RELU @ first)
 
 
 class Nnx(nnx.Module):
@@ -111,68 +90,74 @@ def test_budgets_of_scans_biases_and_frozen_weights():
     """Every operator of the algebra gives the budgets of the same tree with atoms."""
 
     def net(block, bias, head):
-        body = (2 * (block @ Identity())) ** 3
-        return (head @ residual(body, 4) @ bias).tare(absolute=6.0)
+        body = (2 * (block @ modules.Identity())) ** 3
+        return (head @ modules.residual(body, 4) @ bias).tare(absolute=6.0)
 
-    bias = Euclidean(MaxAbs(ndim=1))
+    bias = Euclidean(norms.MaxAbs(ndim=1))
     named = net(
-        Param("blocks/w", KERNEL),
-        Param("b", bias, sharpness=Sharpness(0, 0, 0)),
-        Param("h", MATRIX),
+        modules.Param("blocks/w", KERNEL),
+        modules.Param("b", bias, sharpness=modules.Sharpness(0, 0, 0)),
+        modules.Param("h", MATRIX),
     )
-    atoms = net(Linear(2, 2), Linear(2, 2), Linear(2, 2))
-    found, (second, wanted, third) = ExternalModule(named).budgets(), atoms.budgets()
+    atoms = net(modules.Linear(2, 2), modules.Linear(2, 2), modules.Linear(2, 2))
+    found, (second, wanted, third) = modules.ExternalModule(named).budgets(), atoms.budgets()
     np.testing.assert_allclose(found["blocks"]["w"], jax.tree.leaves(wanted)[0])
     assert found["blocks"]["w"].shape == (4, 3, 1, 1)
     np.testing.assert_allclose([found["b"], found["h"]], [second, third])
     params = {"blocks": {"w": (4, 3, 2, 2)}, "b": (2,), "h": (2, 2)}
     params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
-    tx = optim.modular(0.1, ExternalModule(named))
+    tx = optim.modular(0.1, modules.ExternalModule(named))
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
-    frozen = ExternalModule(Param("a", MATRIX, mass=0.0) @ Param("b", MATRIX))
+    frozen = modules.ExternalModule(
+        modules.Param("a", MATRIX, mass=0.0) @ modules.Param("b", MATRIX)
+    )
     assert frozen.budgets() == {"a": 0.0, "b": 1.0}
 
 
 def test_repeated_path_is_a_shared_weight():
-    table = Euclidean(L1ToRMS())
-    named = Param("table", table) @ (3 * Param("w", MATRIX)) @ Param("table", table, mass=2.0)
-    atoms = Unembed(7, 4) @ (3 * Linear(4, 4)) @ Embed(4, 7, mass=2.0)
-    shared, middle, _, _ = Tied(atoms, (0, 3)).budgets()
-    assert ExternalModule(named).budgets() == {"table": shared, "w": middle}
+    table = Euclidean(norms.L1ToRMS())
+    named = (
+        modules.Param("table", table)
+        @ (3 * modules.Param("w", MATRIX))
+        @ modules.Param("table", table, mass=2.0)
+    )
+    atoms = modules.Unembed(7, 4) @ (3 * modules.Linear(4, 4)) @ modules.Embed(4, 7, mass=2.0)
+    shared, middle, _, _ = modules.Tied(atoms, (0, 3)).budgets()
+    assert modules.ExternalModule(named).budgets() == {"table": shared, "w": middle}
 
 
 def test_single_array_has_empty_path():
-    assert ExternalModule(Param("", Stiefel())).geometry() == Stiefel()
-    assert ExternalModule(Param("", Stiefel()) ** 2).budgets() == 0.5
+    assert modules.ExternalModule(modules.Param("", Stiefel())).geometry() == Stiefel()
+    assert modules.ExternalModule(modules.Param("", Stiefel()) ** 2).budgets() == 0.5
 
 
 FREE = {
-    "of the Stiefel manifold": (Stiefel(FanRatio()), Spectral(scale=FanRatio())),
-    "of steps in another norm": (Stiefel(2.0, step_norm=Frobenius()), Frobenius()),
-    "of rows": (EmbeddingRows(), MaxRowNorm(RootDim())),
-    "of a vector": (Hypersphere(3.0), Frobenius(ndim=1, scale=3.0)),
-    "of flat space": (MATRIX, RMSToRMS()),
+    "of the Stiefel manifold": (Stiefel(norms.FanRatio()), norms.Spectral(scale=norms.FanRatio())),
+    "of steps in another norm": (Stiefel(2.0, step_norm=norms.Frobenius()), norms.Frobenius()),
+    "of rows": (EmbeddingRows(), norms.MaxRowNorm(norms.RootDim())),
+    "of a vector": (Hypersphere(3.0), norms.Frobenius(ndim=1, scale=3.0)),
+    "of flat space": (MATRIX, norms.RMSToRMS()),
 }
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_unconstrained_param_keeps_its_norm(name):
     manifold, norm = FREE[name]
-    param = Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
+    param = modules.Param("a/b", manifold, mass=2.0, sensitivity=3.0, ndim=4)
     free = param.unconstrained()
-    assert free == Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
+    assert free == modules.Param("a/b", Euclidean(norm), mass=2.0, sensitivity=3.0, ndim=4)
     assert free.unconstrained() == free
     copies = 4 - manifold.ndim  # `ndim` declares them
-    assert ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm).stacked(copies)}}
+    assert modules.ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm).stacked(copies)}}
     if manifold.ndim == 2:
-        assert Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
+        assert modules.Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
             Euclidean(norm), Layout(in_axes=-2, out_axes=-1)
         )
 
 
 def test_constrained_param_keeps_its_manifold():
-    laid_out = Stiefel(FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
+    laid_out = Stiefel(norms.FanRatio()).with_axes(in_axes=-3, out_axes=-4, taps=(-2, -1))
     for manifold in (Stiefel(), EmbeddingRows(), Hypersphere(), laid_out):
-        param = Param("a", manifold, mass=2.0)
+        param = modules.Param("a", manifold, mass=2.0)
         assert param.constrained() == param
-        assert ExternalModule(param.constrained()).geometry() == {"a": manifold}
+        assert modules.ExternalModule(param.constrained()).geometry() == {"a": manifold}

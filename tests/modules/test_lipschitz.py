@@ -6,13 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from manifoldmuon.contrib import (
-    LocallyConnected,
-    Shift,
-    SpaceToDepth,
-    TwoTap,
-    orthogonal_conv2d,
-)
+from manifoldmuon import contrib
 from manifoldmuon.manifolds import Orthogonal
 from manifoldmuon.modules import Bias, GroupSort
 from tests.compiled import ask
@@ -40,11 +34,11 @@ def test_group_sort_is_descending():
 
 def test_pixel_rearrangements_match_loops():
     x = np.asarray(IMAGE)
-    depth = ask(SpaceToDepth(2).forward, IMAGE)
+    depth = ask(contrib.SpaceToDepth(2).forward, IMAGE)
     for row, column in itertools.product(range(2), range(3)):
         block = x[:, 2 * row : 2 * row + 2, 2 * column : 2 * column + 2]
         np.testing.assert_array_equal(depth[:, row, column], block.reshape(2, -1))
-    moved = ask(Shift(1).forward, IMAGE)
+    moved = ask(contrib.Shift(1).forward, IMAGE)
     for row, column in itertools.product(range(4), range(6)):
         sources = [(row, column), (row + 1, column), (row - 1, column)]
         sources += [(row, column + 1), (row, column - 1)]
@@ -57,14 +51,14 @@ def test_pixel_rearrangements_match_loops():
 @pytest.mark.parametrize(
     ("net", "shape"),
     [
-        (orthogonal_conv2d(4, 3), (5, 6, 4)),
-        (orthogonal_conv2d(4, 2), (3, 5, 4)),
-        (orthogonal_conv2d(3, 1), (2, 2, 3)),
-        (LocallyConnected((2, 3), 4, 4, Orthogonal()), (2, 3, 4)),
-        (TwoTap(5, 2, axis=-2, offset=2), (7, 5)),
-        (TwoTap(5, 3, axis=-3, offset=-1), (4, 2, 5)),
-        (SpaceToDepth(2), (4, 6, 3)),
-        (Shift(2), (5, 4, 7)),
+        (contrib.orthogonal_conv2d(4, 3), (5, 6, 4)),
+        (contrib.orthogonal_conv2d(4, 2), (3, 5, 4)),
+        (contrib.orthogonal_conv2d(3, 1), (2, 2, 3)),
+        (contrib.LocallyConnected((2, 3), 4, 4, Orthogonal()), (2, 3, 4)),
+        (contrib.TwoTap(5, 2, axis=-2, offset=2), (7, 5)),
+        (contrib.TwoTap(5, 3, axis=-3, offset=-1), (4, 2, 5)),
+        (contrib.SpaceToDepth(2), (4, 6, 3)),
+        (contrib.Shift(2), (5, 4, 7)),
         (GroupSort(2), (3, 6)),
         (GroupSort(3), (9,)),
     ],
@@ -79,7 +73,7 @@ def test_jacobians_are_orthogonal(net, shape):
 
 def test_orthogonal_convolution_is_a_convolution():
     """It commutes with shifts, and a pixel depends on a square of `kernel` pixels around it."""
-    net, x = orthogonal_conv2d(4, 3), gaussian(4, 7, 8, 4)
+    net, x = contrib.orthogonal_conv2d(4, 3), gaussian(4, 7, 8, 4)
     params = net.init(jax.random.key(1))
     both = np.stack([x, np.roll(x, (2, -3), (0, 1))])
     y, moved = ask(jax.vmap(net.apply, (None, 0)), params, both)
@@ -96,8 +90,8 @@ def test_orthogonal_convolution_is_a_convolution():
 
 WELL_NORMED = [
     Bias(6),
-    TwoTap(6, 2),
-    TwoTap(6, 2).unconstrained().constrained(),
+    contrib.TwoTap(6, 2),
+    contrib.TwoTap(6, 2).unconstrained().constrained(),
 ]
 
 

@@ -6,48 +6,28 @@ import numpy as np
 import pytest
 import scipy.special
 
+from manifoldmuon import modules
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Stiefel
-from manifoldmuon.modules import (
-    Conv2D,
-    FunctionalAttention,
-    Linear,
-    Module,
-    ReLU,
-    attention,
-    gpt,
-    mlp,
-    res_cnn,
-    res_mlp,
-    residual,
-)
-from tests.modules.measure import (
-    gaussian,
-    largest,
-    push_twice,
-    random_like,
-    shapes_of,
-    steepest_step,
-    tokens,
-    unit_tokens,
-)
+from manifoldmuon.modules import mlp
+from tests.modules import measure
 
 TEXT = jnp.array([[2, 0, 5, 2, 1], [1, 1, 6, 3, 0]], jnp.int32)
 
 
-def budgets(module: Module) -> list[float]:
+def budgets(module: modules.Module) -> list[float]:
     return jax.tree.leaves(module.budgets())
 
 
 def test_character_gpt_constants():
     """The Modula package's hello-gpt: 65 characters, width 128, 4 heads, 4 blocks."""
-    net = gpt(65, 128, 4, 4)
+    net = modules.gpt(65, 128, 4, 4)
     assert net.mass == pytest.approx(7)
     assert net.sensitivity == pytest.approx(1)
     embed, query, key, value, exit_, up, down, head = budgets(net)
     assert [embed, head] == pytest.approx([1 / 7] * 2)
     assert [exit_, up, down] == pytest.approx([0.2381] * 3, abs=5e-5)
     assert [query, key, value] == pytest.approx([0.7143] * 3, abs=5e-5)
-    shapes = [leaf.shape for leaf in jax.tree.leaves(shapes_of(net))]
+    shapes = [leaf.shape for leaf in jax.tree.leaves(measure.shapes_of(net))]
     square = (4, 128, 128)
     assert shapes == [(65, 128), *[square] * 4, (4, 512, 128), (4, 128, 512), (65, 128)]
 
@@ -55,9 +35,9 @@ def test_character_gpt_constants():
 @pytest.mark.parametrize(
     ("net", "mass", "shares"),
     [
-        (gpt(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
-        (res_mlp(3, 5, 6, 4, mass=2.0), 4, [1]),
-        (res_cnn(3, 2, 6, 4), 22, [1]),
+        (modules.gpt(7, 6, 2, 3, context=5, layer_norm=True), 7, [1 / 2, 1 / 2]),
+        (modules.res_mlp(3, 5, 6, 4, mass=2.0), 4, [1]),
+        (modules.res_cnn(3, 2, 6, 4), 22, [1]),
         (mlp(3, 5, 6, 4), 4, [1]),
     ],
 )
@@ -75,35 +55,37 @@ def test_masses_and_sensitivities(net, mass, shares):
 
 def test_rescnn_on_single_pixel_matches_resmlp():
     """On a single-pixel image only the middle taps count: the network is a ResMLP."""
-    cnn, mlp = res_cnn(3, 5, 6, 2), res_mlp(3, 5, 6, 2, mass=20.0)
-    w, x = params_of(cnn), gaussian(1, 2, 5)
+    cnn, mlp = modules.res_cnn(3, 5, 6, 2), modules.res_mlp(3, 5, 6, 2, mass=20.0)
+    w, x = params_of(cnn), measure.gaussian(1, 2, 5)
     first, blocks, last = jax.tree.leaves(w)
     middle = jax.tree.unflatten(
         jax.tree.structure(params_of(mlp)), [first[1, 1], blocks[:, :, 1, 1], last]
     )
     found = jax.jit(cnn.apply)(w, x[:, None, None])
     np.testing.assert_allclose(found, jax.jit(mlp.apply)(middle, x), rtol=1e-4, atol=1e-5)
-    assert res_cnn(3, 2, 6, 2, pool=2).mass == 22
+    assert modules.res_cnn(3, 2, 6, 2, pool=2).mass == 22
 
 
 def test_mlp_has_equal_budgets():
-    assert ReLU().sensitivity == 1
-    assert ReLU(ReLU.BALANCED).sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
+    assert modules.ReLU().sensitivity == 1
+    assert modules.ReLU(modules.ReLU.BALANCED).sensitivity == pytest.approx(
+        1 / np.sqrt(2), rel=1e-15
+    )
     assert budgets(mlp(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
-    published = budgets(mlp(10, 784, 256, 3, ReLU(ReLU.BALANCED)))
+    published = budgets(mlp(10, 784, 256, 3, modules.ReLU(modules.ReLU.BALANCED)))
     assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
 
 
 def test_constrained_gpt_manifolds():
-    net = gpt(7, 6, 2, 3).constrained()
+    net = modules.gpt(7, 6, 2, 3).constrained()
     entries = jax.tree.leaves(net.geometry())
     kinds = [type(x.manifold if isinstance(x, LaidOut) else x) for x in entries]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
-    assert net.unconstrained() == gpt(7, 6, 2, 3)
+    assert net.unconstrained() == modules.gpt(7, 6, 2, 3)
 
 
-def params_of(net: Module, seed: int = 0):
-    return random_like(shapes_of(net), seed)
+def params_of(net: modules.Module, seed: int = 0):
+    return measure.random_like(measure.shapes_of(net), seed)
 
 
 def flat(params) -> list[np.ndarray]:
@@ -112,7 +94,7 @@ def flat(params) -> list[np.ndarray]:
 
 def test_mlp_forward_matches_numpy():
     net = mlp(3, 5, 6, 4)
-    w, x = params_of(net), gaussian(1, 2, 5)
+    w, x = params_of(net), measure.gaussian(1, 2, 5)
     first, middle, last = flat(w)
     h = np.asarray(x, np.float64)
     for matrix in (first, *middle):
@@ -121,8 +103,8 @@ def test_mlp_forward_matches_numpy():
 
 
 def test_resmlp_forward_matches_numpy():
-    net = res_mlp(3, 5, 6, 2, block_depth=2)
-    w, x = params_of(net), gaussian(1, 2, 5)
+    net = modules.res_mlp(3, 5, 6, 2, block_depth=2)
+    w, x = params_of(net), measure.gaussian(1, 2, 5)
     first, blocks, last = flat(w)
     h = np.asarray(x, np.float64) @ first.T
     for block in blocks:
@@ -182,7 +164,7 @@ def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
 
 @pytest.mark.parametrize(("context", "layer_norm"), [(None, False), (5, True)])
 def test_gpt_forward_matches_loops(context, layer_norm):
-    net = gpt(7, 8, 2, 2, context=context, layer_norm=layer_norm)
+    net = modules.gpt(7, 8, 2, 2, context=context, layer_norm=layer_norm)
     w = jax.tree.map(lambda p: 0.5 * p, params_of(net))
     found = jax.jit(net.apply)(w, TEXT)
     expected = gpt_by_hand(w, TEXT, context, layer_norm)
@@ -193,18 +175,18 @@ def test_gpt_forward_matches_loops(context, layer_norm):
 def test_networks_are_well_normed(name):
     """Weight steps of modular norm 1 move the output by at most 1, unit inputs by `sensitivity`."""
     if name == "residual":
-        block = ReLU() @ Linear(6, 6)
-        net = Linear(6, 6) @ residual(block, 3)
-        x, size = unit_tokens(0, 6), tokens
+        block = modules.ReLU() @ modules.Linear(6, 6)
+        net = modules.Linear(6, 6) @ modules.residual(block, 3)
+        x, size = measure.unit_tokens(0, 6), measure.tokens
     else:
-        net, x, size = attention(6, 1), unit_tokens(0, 3, 6), tokens
+        net, x, size = modules.attention(6, 1), measure.unit_tokens(0, 3, 6), measure.tokens
 
     @jax.jit
     def climb(w, x, aim):
         """Return the output and its change under the steepest step for a direction."""
         y, pull = jax.vjp(net.apply, w, x)
         grads, up = pull(aim)
-        step = steepest_step(net, grads, w)
+        step = measure.steepest_step(net, grads, w)
         by_weights = jax.jvp(lambda w: net.apply(w, x), (w,), (step,))[1]
         by_input = jax.jvp(lambda x: net.apply(w, x), (x,), (up,))[1]
         return y, by_weights, by_input, up
@@ -215,31 +197,37 @@ def test_networks_are_well_normed(name):
         y, by_weights, by_input, up = climb(w, x, aim)
         moved.append(size(by_weights))
         assert size(by_input) <= net.sensitivity * size(up) * (1 + 1e-5)
-        aim = by_weights if seed % 2 else gaussian(seed, *y.shape)
+        aim = by_weights if seed % 2 else measure.gaussian(seed, *y.shape)
     assert 0.1 < max(moved) <= 1 + 1e-5
-    assert largest(y) > 0
+    assert measure.largest(y) > 0
 
 
 def test_two_layer_sharpness_is_attained():
     """For orthogonal weights and steps along them, the rules' (1/2, 1, 0) are exact."""
-    net = Linear(4, 4) @ Linear(4, 4)
+    net = modules.Linear(4, 4) @ modules.Linear(4, 4)
     assert net.sharpness == pytest.approx((0.5, 1, 0))
-    w, x = (jnp.eye(4),) * 2, unit_tokens(0, 4)
+    w, x = (jnp.eye(4),) * 2, measure.unit_tokens(0, 4)
     step = (0.5 * jnp.eye(4),) * 2
     assert float(jax.jit(net.norm)(step)) == pytest.approx(1)
-    by_weights = push_twice(lambda w: net.apply(w, x), w, step, step)
-    assert tokens(by_weights) == pytest.approx(net.sharpness.alpha, rel=1e-5)
+    by_weights = measure.push_twice(lambda w: net.apply(w, x), w, step, step)
+    assert measure.tokens(by_weights) == pytest.approx(net.sharpness.alpha, rel=1e-5)
     still = (jax.tree.map(jnp.zeros_like, w), x)
-    mixed = push_twice(lambda p: net.apply(*p), (w, x), (step, jnp.zeros(4)), still)
-    assert tokens(mixed) == pytest.approx(net.sharpness.beta, rel=1e-5)
+    mixed = measure.push_twice(lambda p: net.apply(*p), (w, x), (step, jnp.zeros(4)), still)
+    assert measure.tokens(mixed) == pytest.approx(net.sharpness.beta, rel=1e-5)
 
 
 def test_weighted_attention_sharpness_by_hand():
-    net = FunctionalAttention() @ (Linear(4, 4), Linear(4, 4), Linear(4, 4))
+    net = modules.FunctionalAttention() @ (
+        modules.Linear(4, 4),
+        modules.Linear(4, 4),
+        modules.Linear(4, 4),
+    )
     assert net.sharpness == pytest.approx((3, 10, 27))
 
 
-@pytest.mark.parametrize("net", [Conv2D(4, 4) ** 3, (2 * Conv2D(4, 4) @ ReLU()) ** 3])
+@pytest.mark.parametrize(
+    "net", [modules.Conv2D(4, 4) ** 3, (2 * modules.Conv2D(4, 4) @ modules.ReLU()) ** 3]
+)
 def test_stacked_convolutions_unroll_on_cpus(net):
     """Forward and backward passes are unrolled; a stack of matrices loops in both."""
 
@@ -251,4 +239,4 @@ def test_stacked_convolutions_unroll_on_cpus(net):
 
     if jax.default_backend() == "cpu":
         assert loops(net, jnp.ones((2, 6, 6, 4))) == 0
-    assert loops(Linear(4, 4) ** 3, jnp.ones((2, 4))) > 0
+    assert loops(modules.Linear(4, 4) ** 3, jnp.ones((2, 4))) > 0

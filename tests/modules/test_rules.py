@@ -8,51 +8,20 @@ import jax
 import numpy as np
 import pytest
 
-from manifoldmuon import optim
-from manifoldmuon.modules import (
-    Abs,
-    Add,
-    Compose,
-    Concatenate,
-    ExternalModule,
-    FunctionalAttention,
-    Identity,
-    Linear,
-    Module,
-    Mul,
-    Param,
-    ReLU,
-    RMSDivide,
-    Sharpness,
-    Stack,
-    Tied,
-    Unembed,
-    WeightSpec,
-    gpt,
-    mlp,
-    res_mlp,
-    residual,
-)
-from tests.modules import paper
-from tests.modules.measure import (
-    assert_steps_agree,
-    normalized,
-    random_like,
-    shapes_of,
-    steepest_step,
-)
+from manifoldmuon import modules, optim
+from tests.modules import measure, paper
 
-A = Linear(3, 5)
-B = Linear(4, 3, mass=2.0)
-C = 0.5 * Linear(4, 4, mass=0.5)
-D = -3.0 * Linear(4, 4, mass=4.0)
-FROZEN = Linear(3, 5, mass=0.0)
-Q, K, V = Linear(4, 4), Linear(4, 4, mass=3.0), Linear(4, 4)
-ATTENTION = FunctionalAttention() @ (Q, K, V)
+A = modules.Linear(3, 5)
+B = modules.Linear(4, 3, mass=2.0)
+C = 0.5 * modules.Linear(4, 4, mass=0.5)
+D = -3.0 * modules.Linear(4, 4, mass=4.0)
+FROZEN = modules.Linear(3, 5, mass=0.0)
+Q, K, V = modules.Linear(4, 4), modules.Linear(4, 4, mass=3.0), modules.Linear(4, 4)
+ATTENTION = modules.FunctionalAttention() @ (Q, K, V)
 
 
-def weights(module: Module, seed: int = 0) -> Any:
-    return random_like(shapes_of(module), seed)
+def weights(module: modules.Module, seed: int = 0) -> Any:
+    return measure.random_like(measure.shapes_of(module), seed)
 
 
 # module, mass, sensitivity, budgets in the order of the leaves
@@ -60,14 +29,14 @@ ROWS = {
     "atom": (A, 1.0, 1.0, [1.0]),
     "composition": (B @ A, 3.0, 1.0, [1 / 3, 2 / 3]),
     "composition over a sensitivity": (
-        B @ ReLU(ReLU.BALANCED) @ A,
+        B @ modules.ReLU(modules.ReLU.BALANCED) @ A,
         3.0,
         math.sqrt(0.5),
         [math.sqrt(2) / 3, 2 / 3],
     ),
     "composition of three": (D @ C @ B, 6.5, 1.5, [2 / 6.5 / 1.5, 0.5 / 6.5 / 1.5, 4 / 6.5 / 3]),
-    "concatenation": ((A, FROZEN) @ Identity(), 1.0, 2.0, [1.0, 0.0]),
-    "concatenation of three": ((Q, K, V) @ Abs(), 5.0, 3.0, [0.2, 0.6, 0.2]),
+    "concatenation": ((A, FROZEN) @ modules.Identity(), 1.0, 2.0, [1.0, 0.0]),
+    "concatenation of three": ((Q, K, V) @ modules.Abs(), 5.0, 3.0, [0.2, 0.6, 0.2]),
     "sum": (C + D, 4.5, 3.5, [0.5 / 4.5 / 0.5, 4 / 4.5 / 3]),
     "difference": (C - D, 4.5, 3.5, [0.5 / 4.5 / 0.5, 4 / 4.5 / 3]),
     "scalar": (2 * A, 1.0, 2.0, [0.5]),
@@ -86,8 +55,8 @@ ROWS = {
     "tare by default": (Q @ (B @ A).tare(), 2.0, 1.0, [1 / 6, 1 / 3, 1 / 2]),
     "tare in a stack": ((Q**3).tare() @ B, 3.0, 1.0, [2 / 3, 1 / 9]),
     "attention": (ATTENTION / 3, 5.0, 1.0, [0.6, 1.8, 0.6]),
-    "residual": (residual(Q, 4), 4.0, 1.0, [1.0]),
-    "bond": (Abs(), 0.0, 1.0, []),
+    "residual": (modules.residual(Q, 4), 4.0, 1.0, [1.0]),
+    "bond": (modules.Abs(), 0.0, 1.0, []),
 }
 
 
@@ -105,10 +74,14 @@ def test_mass_sensitivity_and_budgets_match_table(name):
 
 # Few different shapes: the optimizer stacks equal shapes, which saves compilation.
 NETWORKS = {
-    "MLP": mlp(4, 4, 4, 4, ReLU(ReLU.BALANCED)),
-    "ResMLP": res_mlp(4, 4, 4, 2, mass=2.0),
-    "sums of sums": B @ (A + 2 * (A - 3 * FROZEN)) @ residual(D + C @ C, 3) @ Linear(5, 4) @ C,
-    "GPT with a head of rows": Unembed(5, 4, mass=0.5) @ gpt(4, 4, 2, 2, context=5),
+    "MLP": modules.mlp(4, 4, 4, 4, modules.ReLU(modules.ReLU.BALANCED)),
+    "ResMLP": modules.res_mlp(4, 4, 4, 2, mass=2.0),
+    "sums of sums": B
+    @ (A + 2 * (A - 3 * FROZEN))
+    @ modules.residual(D + C @ C, 3)
+    @ modules.Linear(5, 4)
+    @ C,
+    "GPT with a head of rows": modules.Unembed(5, 4, mass=0.5) @ modules.gpt(4, 4, 2, 2, context=5),
 }
 MODULES = {name: row[0] for name, row in ROWS.items()} | NETWORKS
 
@@ -143,7 +116,7 @@ def test_steps_match_recursion():
     still = []
     for name, module in MODULES.items():
         step = jax.tree.map(np.negative, updates[name])
-        assert_steps_agree(step, paper.dualize(module, grads[name]), name)
+        measure.assert_steps_agree(step, paper.dualize(module, grads[name]), name)
         if any(np.any(leaf) for leaf in jax.tree.leaves(step)):
             assert paper.norm(module, step) == pytest.approx(1, rel=1e-4), name
         else:
@@ -154,7 +127,9 @@ def test_steps_match_recursion():
 def test_frozen_leaf_neither_moves_nor_counts():
     module = ROWS["zero mass"][0]
     w = weights(module)
-    steps = jax.jit(lambda w: (steepest_step(module, w, w), normalized(module, w, w)))
+    steps = jax.jit(
+        lambda w: (measure.steepest_step(module, w, w), measure.normalized(module, w, w))
+    )
     steepest, normal = steps(w)
     assert not np.any(steepest[0])
     assert not np.any(normal[0])
@@ -162,17 +137,17 @@ def test_frozen_leaf_neither_moves_nor_counts():
     assert norm((1e3 * w[0], w[1])) == norm(w)
 
 
-TIED = Tied(Q @ (2 * Q) ** 2 @ gpt(4, 4, 2, 2), (2, 4))
+TIED = modules.Tied(Q @ (2 * Q) ** 2 @ modules.gpt(4, 4, 2, 2), (2, 4))
 
 
 @pytest.mark.parametrize("name", [*MODULES, "tied"])
 def test_weights_tree_matches_init(name):
     module = TIED if name == "tied" else MODULES[name]
-    shapes, specs = shapes_of(module), module.weights()
+    shapes, specs = measure.shapes_of(module), module.weights()
     structure = jax.tree.structure(shapes)
     pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True)
     for spec, shape in pairs:
-        assert isinstance(spec, WeightSpec)
+        assert isinstance(spec, modules.WeightSpec)
         assert shape.shape[: len(shape.shape) - spec.ndim] == spec.budget.shape
     sizes = module.map_weights(lambda spec, shape: shape.size * spec.mass, shapes)
     trees = specs, sizes, module.geometry(), module.budgets(), module.masses()
@@ -185,24 +160,24 @@ def test_weights_tree_matches_init(name):
 
 
 @dataclasses.dataclass(frozen=True)
-class DeclaredLinear(Linear):
+class DeclaredLinear(modules.Linear):
     """An atom with arbitrary sensitivity and sharpness, to exercise the rules."""
 
     mu: float = 1.0
-    sharp: Sharpness = Sharpness(0.0, 0.0, 0.0)
+    sharp: modules.Sharpness = modules.Sharpness(0.0, 0.0, 0.0)
 
     @property
     def sensitivity(self) -> float:
         return self.mu
 
     @property
-    def sharpness(self) -> Sharpness:
+    def sharpness(self) -> modules.Sharpness:
         return self.sharp
 
 
-X = DeclaredLinear(4, 4, mass=2.0, mu=0.7, sharp=Sharpness(1.1, 0.9, 1.3))
-Y = DeclaredLinear(4, 4, mass=0.5, mu=1.7, sharp=Sharpness(0.3, 1.2, 0.4))
-Z = DeclaredLinear(4, 4, mass=3.0, mu=0.4, sharp=Sharpness(2.0, 0.1, 0.8))
+X = DeclaredLinear(4, 4, mass=2.0, mu=0.7, sharp=modules.Sharpness(1.1, 0.9, 1.3))
+Y = DeclaredLinear(4, 4, mass=0.5, mu=1.7, sharp=modules.Sharpness(0.3, 1.2, 0.4))
+Z = DeclaredLinear(4, 4, mass=3.0, mu=0.4, sharp=modules.Sharpness(2.0, 0.1, 0.8))
 
 
 def test_composition_sharpness():
@@ -214,7 +189,7 @@ def test_composition_sharpness():
 
 
 def test_concatenation_sharpness():
-    found = Concatenate((X, Y)).sharpness
+    found = modules.Concatenate((X, Y)).sharpness
     alpha, beta = 0.8**2 * 1.1 + 0.2**2 * 0.3, 0.8 * 0.9 + 0.2 * 1.2
     assert found == pytest.approx((alpha, beta, 1.3 + 0.4))
 
@@ -223,7 +198,7 @@ def test_zero_multiple_has_zero_sharpness():
     assert (0 * X).sharpness == (0, 0, 0)
 
 
-def attributes(module: Module):
+def attributes(module: modules.Module):
     budgets = [np.ravel(b) for b in jax.tree.leaves(module.budgets())]
     return [module.mass, module.sensitivity, *module.sharpness, *np.concatenate(budgets)]
 
@@ -232,17 +207,26 @@ def attributes(module: Module):
     ("one", "other"),
     [
         # Explicit `Compose`, because `@` would flatten both sides into the same module.
-        (Compose((X, Compose((Y, Z)))), Compose((Compose((X, Y)), Z))),
-        (Compose((X, Compose((Abs(), Z)))), Compose((Compose((X, Abs())), Z))),
         (
-            Compose((X, Compose((Linear(4, 4, mass=0.0), Z)))),
-            Compose((X, Linear(4, 4, mass=0.0), Z)),
+            modules.Compose((X, modules.Compose((Y, Z)))),
+            modules.Compose((modules.Compose((X, Y)), Z)),
         ),
-        (Concatenate((X, Concatenate((Y, Z)))), Concatenate((Concatenate((X, Y)), Z))),
-        (Concatenate((X, Concatenate((Y, Z)))), Concatenate((X, Y, Z))),
+        (
+            modules.Compose((X, modules.Compose((modules.Abs(), Z)))),
+            modules.Compose((modules.Compose((X, modules.Abs())), Z)),
+        ),
+        (
+            modules.Compose((X, modules.Compose((modules.Linear(4, 4, mass=0.0), Z)))),
+            modules.Compose((X, modules.Linear(4, 4, mass=0.0), Z)),
+        ),
+        (
+            modules.Concatenate((X, modules.Concatenate((Y, Z)))),
+            modules.Concatenate((modules.Concatenate((X, Y)), Z)),
+        ),
+        (modules.Concatenate((X, modules.Concatenate((Y, Z)))), modules.Concatenate((X, Y, Z))),
         ((X + Y) + Z, X + (Y + Z)),
-        (Stack(Y, 3), Compose((Y, Stack(Y, 2)))),
-        (Stack(Stack(Y, 2), 2), Stack(Y, 4)),
+        (modules.Stack(Y, 3), modules.Compose((Y, modules.Stack(Y, 2)))),
+        (modules.Stack(modules.Stack(Y, 2), 2), modules.Stack(Y, 4)),
     ],
 )
 def test_attributes_are_associative(one, other):
@@ -251,18 +235,18 @@ def test_attributes_are_associative(one, other):
 
 
 def test_compositions_flatten_and_drop_identity():
-    assert (A @ Abs()) @ Linear(5, 2) == A @ (Abs() @ Linear(5, 2))
-    assert Identity() @ A == A == A @ Identity()
-    assert Identity() @ Identity() == Identity()
+    assert (A @ modules.Abs()) @ modules.Linear(5, 2) == A @ (modules.Abs() @ modules.Linear(5, 2))
+    assert modules.Identity() @ A == A == A @ modules.Identity()
+    assert modules.Identity() @ modules.Identity() == modules.Identity()
     assert hash(B @ A) == hash(B @ A)
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 7, 100])
 def test_residual_sharpness_stays_below_limit(blocks):
     """Proposition 4: the limit is (alpha + beta + gamma/3, beta + gamma/2, gamma), from below."""
-    block = DeclaredLinear(4, 4, sharp=Sharpness(1.1, 0.9, 1.3))
+    block = DeclaredLinear(4, 4, sharp=modules.Sharpness(1.1, 0.9, 1.3))
     limit = np.array([1.1 + 0.9 + 1.3 / 3, 0.9 + 1.3 / 2, 1.3])
-    net = residual(block, blocks)
+    net = modules.residual(block, blocks)
     assert net.sensitivity == pytest.approx(1)
     assert np.all(np.array(net.sharpness) <= limit * (1 + 1e-12))
     if blocks == 100:
@@ -277,8 +261,11 @@ def test_residual_sharpness_stays_below_limit(blocks):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Tied(Q @ Abs() @ Q, (0, 1)), r"no atom's weight at \(1,\)"),
-        (lambda: ExternalModule(A @ Param("a", A.manifold)), "consists of Param and bonds"),
+        (lambda: modules.Tied(Q @ modules.Abs() @ Q, (0, 1)), r"no atom's weight at \(1,\)"),
+        (
+            lambda: modules.ExternalModule(A @ modules.Param("a", A.manifold)),
+            "consists of Param and bonds",
+        ),
     ],
 )
 def test_error_messages_print_the_module(build, message):
@@ -287,7 +274,7 @@ def test_error_messages_print_the_module(build, message):
 
 
 def test_module_prints_as_tree():
-    lines = str((2 * Q) ** 3 @ ReLU(sensitivity=1.0) @ FROZEN).splitlines()
+    lines = str((2 * Q) ** 3 @ modules.ReLU(sensitivity=1.0) @ FROZEN).splitlines()
     assert lines[0].split("  ")[0] == "module"
     text = "\n".join(lines)
     assert "Stack of 3" in text
@@ -299,6 +286,6 @@ def test_module_prints_as_tree():
 
 def test_numpy_scalars_multiply_modules():
     assert np.float64(2) * A == 2.0 * A
-    assert Mul(2.0) @ A == np.int64(2) * A
-    assert Add() @ (A, A) == A + A
-    assert RMSDivide() @ A != A
+    assert modules.Mul(2.0) @ A == np.int64(2) * A
+    assert modules.Add() @ (A, A) == A + A
+    assert modules.RMSDivide() @ A != A

@@ -9,28 +9,16 @@ import optax
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon import contrib, optim
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    LaidOut,
-    Rotations,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon import contrib, manifolds, optim
 from manifoldmuon.modules import Linear
 from manifoldmuon.norms import FanRatio
 from tests.compiled import ask
 
 GEOMETRY = {
-    "he": Stiefel().transposed(),
-    "near": Stiefel(),
-    "table": EmbeddingRows(),
-    "free": Euclidean(),
+    "he": manifolds.Stiefel().transposed(),
+    "near": manifolds.Stiefel(),
+    "table": manifolds.EmbeddingRows(),
+    "free": manifolds.Euclidean(),
 }
 
 
@@ -59,7 +47,7 @@ def test_init_error_names_path_and_distance(make):
 def test_many_far_parameters_give_one_error():
     far = [jnp.full((4, 2), 3.0)] * 9
     with pytest.raises(ValueError, match=r"'0' .*'4' \(distance [^,]*, 4 more\."):
-        optim.retract([Stiefel()] * 9).init(far)
+        optim.retract([manifolds.Stiefel()] * 9).init(far)
 
 
 def test_abstract_or_near_parameters_pass():
@@ -74,14 +62,14 @@ def test_abstract_or_near_parameters_pass():
 
 
 SETS = {
-    "stiefel": (Stiefel(2.0).transposed(), (2, 5, 3)),
-    "grassmann": (Grassmann(), (6, 2)),
-    "rotations": (Rotations(), (3, 3)),
-    "rows": (EmbeddingRows(), (4, 3)),
-    "sphere": (Hypersphere(ndim=2), (3, 4)),
-    "ball": (SpectralBall(), (5, 3)),
-    "band": (SpectralBand(0.9, 1.1), (3, 5)),
-    "spectral sphere": (SpectralSphere(FanRatio()), (5, 3)),
+    "stiefel": (manifolds.Stiefel(2.0).transposed(), (2, 5, 3)),
+    "grassmann": (manifolds.Grassmann(), (6, 2)),
+    "rotations": (manifolds.Rotations(), (3, 3)),
+    "rows": (manifolds.EmbeddingRows(), (4, 3)),
+    "sphere": (manifolds.Hypersphere(ndim=2), (3, 4)),
+    "ball": (manifolds.SpectralBall(), (5, 3)),
+    "band": (manifolds.SpectralBand(0.9, 1.1), (3, 5)),
+    "spectral sphere": (manifolds.SpectralSphere(FanRatio()), (5, 3)),
 }
 SPACES = {
     name: manifold.stacked(max(len(shape) - manifold.ndim, 0))
@@ -117,10 +105,10 @@ def test_compiled_init_gives_words_of_eager_init(factor):
     np.testing.assert_allclose(found, wanted, rtol=0.06)  # 1 %, rounded to two digits
 
 
-SPHERE = {"w": Hypersphere(ndim=2), "b": None}
-NET = Linear(3, 4, Stiefel()) @ Linear(4, 3, Stiefel())
+SPHERE = {"w": manifolds.Hypersphere(ndim=2), "b": None}
+NET = Linear(3, 4, manifolds.Stiefel()) @ Linear(4, 3, manifolds.Stiefel())
 ON, OFF = ({"w": np.float32(x) * jnp.eye(4) / 2, "b": jnp.ones(3)} for x in (1, 3))
-FULL = {"w": Hypersphere(ndim=2), "b": Euclidean()}
+FULL = {"w": manifolds.Hypersphere(ndim=2), "b": manifolds.Euclidean()}
 LAYERS = [jax.tree.map(lambda x, f=f: f * x, NET.init(jax.random.key(0))) for f in (1, 3)]
 COMPLETE = {
     "retract": (optim.retract(FULL), ON, OFF),
@@ -159,7 +147,7 @@ def meshed(kind, x):
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_program_stops_on_every_device(kind):
     """Were the error on one device alone, the others would wait in the sums that follow."""
-    tx = optim.retract(Stiefel())
+    tx = optim.retract(manifolds.Stiefel())
 
     def init(x):
         state = tx.init(x)
@@ -173,19 +161,19 @@ def test_sharded_program_stops_on_every_device(kind):
 
 
 def test_batched_init_has_a_single_callback():
-    init = jax.jit(jax.vmap(optim.retract(Stiefel()).init))
+    init = jax.jit(jax.vmap(optim.retract(manifolds.Stiefel()).init))
     assert init.lower(jnp.ones((9, 4, 3))).as_text().count("python_cpu_callback") == 1
 
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_init_lowers_for_other_platforms(platform):
     """From a machine with CPUs alone, as when compiling for a pod."""
-    text = jax.jit(optim.retract(Stiefel()).init).trace(SHAPES["grassmann"])
+    text = jax.jit(optim.retract(manifolds.Stiefel()).init).trace(SHAPES["grassmann"])
     assert text.lower(lowering_platforms=(platform,)).as_text()
 
 
 def test_check_survives_transformations_of_jax():
-    tx = optim.retract(Stiefel())
+    tx = optim.retract(manifolds.Stiefel())
 
     def loss(x):
         tx.init(x)
@@ -207,11 +195,13 @@ def test_check_survives_transformations_of_jax():
         assert "(distance 2)." in (complaint(function, far.copy()) or "")
 
 
-@pytest.mark.parametrize("manifold", [EmbeddingRows(), EmbeddingRows(2.0).transposed()])
+@pytest.mark.parametrize(
+    "manifold", [manifolds.EmbeddingRows(), manifolds.EmbeddingRows(2.0).transposed()]
+)
 def test_zero_embedding_rows_pass(manifold):
     rng = np.random.default_rng(4)
     table = optim.project_tree(manifold, jnp.asarray(rng.standard_normal((6, 6)), jnp.float32))
-    row = np.s_[:, 2] if isinstance(manifold, LaidOut) else np.s_[2]
+    row = np.s_[:, 2] if isinstance(manifold, manifolds.LaidOut) else np.s_[2]
     optim.retract(manifold).init(table.at[row].set(0))
     with pytest.raises(ValueError, match="distance 0.5"):
         optim.retract(manifold).init(table.at[row].multiply(0.5))

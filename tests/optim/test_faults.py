@@ -6,27 +6,18 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import optim
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Hypersphere,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon import manifolds, optim
 from manifoldmuon.norms import Frobenius, RMSToRMS
 from tests.optim.training import drawn
 
 GEOMETRY = {
-    "tall": Stiefel(),
-    "row": Stiefel(),
-    "column": Stiefel(),
-    "empty": Stiefel(),
-    "rows": EmbeddingRows(),
-    "bias": Hypersphere(),
-    "gain": Euclidean(Frobenius(ndim=0)),
+    "tall": manifolds.Stiefel(),
+    "row": manifolds.Stiefel(),
+    "column": manifolds.Stiefel(),
+    "empty": manifolds.Stiefel(),
+    "rows": manifolds.EmbeddingRows(),
+    "bias": manifolds.Hypersphere(),
+    "gain": manifolds.Euclidean(Frobenius(ndim=0)),
 }
 SHAPES = {
     "tall": (6, 3),
@@ -62,8 +53,14 @@ def test_infinite_gradient_stays_in_its_leaf():
     assert np.isfinite(params["rows"]).all()
 
 
-FAR = {"rows": EmbeddingRows(), "sphere": Hypersphere(ndim=2), "bias": Hypersphere(),
-       "largest": SpectralSphere(), "ball": SpectralBall(), "band": SpectralBand()}  # fmt: skip
+FAR = {
+    "rows": manifolds.EmbeddingRows(),
+    "sphere": manifolds.Hypersphere(ndim=2),
+    "bias": manifolds.Hypersphere(),
+    "largest": manifolds.SpectralSphere(),
+    "ball": manifolds.SpectralBall(),
+    "band": manifolds.SpectralBand(),
+}
 FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"bias": (4,)}
 
 
@@ -94,7 +91,7 @@ def test_weights_far_from_manifold_return(how):
 
 @pytest.mark.parametrize("ones", [0.0, 0.3, 1.0])
 def test_spectral_ball_accepts_any_rank(ones):
-    ball = {"w": SpectralBall(), "band": SpectralBand()}
+    ball = {"w": manifolds.SpectralBall(), "band": manifolds.SpectralBand()}
     tx = optim.manifold_muon(0.1, ball)
     far = {k: jnp.full((8, 4), ones) for k in ball}
     grads = {k: drawn(3, SHAPES)["tall"][:1, :1] * jnp.eye(8, 4) for k in ball}
@@ -109,7 +106,7 @@ def test_spectral_ball_accepts_any_rank(ones):
 def test_rank_deficient_gradients_give_valid_steps():
     grads = drawn(0, SHAPES)
     grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)
-    tx = optim.muon(0.1, Euclidean(RMSToRMS()))
+    tx = optim.muon(0.1, manifolds.Euclidean(RMSToRMS()))
     update = jax.jit(tx.update)(grads["tall"], tx.init(grads["tall"]), grads["tall"])[0]
     assert np.linalg.matrix_rank(update, tol=1e-3) == 1
     params, _ = step(grads, TX.init(PARAMS), PARAMS)

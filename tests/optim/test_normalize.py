@@ -8,38 +8,21 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import contrib, optim
-from manifoldmuon.manifolds import (
-    Euclidean,
-    Hypersphere,
-    Manifold,
-    Orthogonal,
-    SpectralBall,
-    Stiefel,
-)
+from manifoldmuon import contrib, manifolds, norms, optim
 from manifoldmuon.modules import Embed, Linear, ReLU
-from manifoldmuon.norms import (
-    ConvRMSToRMS,
-    Frobenius,
-    L1ToRMS,
-    MaxAbs,
-    PowerIterations,
-    RMSToRMS,
-    Spectral,
-)
 from tests.compiled import ask, point_of
 from tests.optim.training import drawn
 
 GEOMETRY = {
-    "layers": Euclidean(RMSToRMS()).stacked(),
-    "flax": Euclidean(RMSToRMS()).transposed(),
-    "hwio": Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
-    "oihw": Euclidean(Spectral()).with_axes(in_axes=-3, out_axes=-4),
-    "heads": Euclidean(Spectral()).with_axes(in_axes=0, out_axes=2),
-    "table": Euclidean(L1ToRMS()),
-    "bias": Euclidean(),
-    "sign": Euclidean(MaxAbs(ndim=1)),
-    "scalar": Euclidean(Frobenius(ndim=0)),
+    "layers": manifolds.Euclidean(norms.RMSToRMS()).stacked(),
+    "flax": manifolds.Euclidean(norms.RMSToRMS()).transposed(),
+    "hwio": manifolds.Euclidean(norms.ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
+    "oihw": manifolds.Euclidean(norms.Spectral()).with_axes(in_axes=-3, out_axes=-4),
+    "heads": manifolds.Euclidean(norms.Spectral()).with_axes(in_axes=0, out_axes=2),
+    "table": manifolds.Euclidean(norms.L1ToRMS()),
+    "bias": manifolds.Euclidean(),
+    "sign": manifolds.Euclidean(norms.MaxAbs(ndim=1)),
+    "scalar": manifolds.Euclidean(norms.Frobenius(ndim=0)),
 }
 SHAPES = {
     "layers": (3, 5, 4),
@@ -82,7 +65,7 @@ def by_numpy(name: str, w: np.ndarray) -> np.ndarray:
 @pytest.mark.slow
 def test_updates_have_norm_equal_to_budget():
     base = optax.scale_by_adam()
-    tx = optim.normalize(base, GEOMETRY, BUDGETS, iterations=PowerIterations(2, 1000))
+    tx = optim.normalize(base, GEOMETRY, BUDGETS, iterations=norms.PowerIterations(2, 1000))
     params, grads = drawn(0, SHAPES), drawn(1, SHAPES)
 
     @jax.jit
@@ -104,11 +87,11 @@ def test_updates_have_norm_equal_to_budget():
 def test_cold_start_estimates_norm_within_6_percent():
     """Sixteen steps of power iteration from a cold start; two steps would miss a fifth."""
     params = drawn(0, {"w": (64, 64), "v": (64, 64)})
-    geometry = Euclidean(Spectral())
+    geometry = manifolds.Euclidean(norms.Spectral())
     missed = {}
     for cold in (2, 16):
         tx = optim.normalize(
-            optax.identity(), geometry, iterations=PowerIterations(cold_start_steps=cold)
+            optax.identity(), geometry, iterations=norms.PowerIterations(cold_start_steps=cold)
         )
         updates: Any = jax.jit(tx.update)(params, tx.init(params), params)[0]
         missed[cold] = max(float(top(u)) - 1 for u in updates.values())
@@ -117,7 +100,11 @@ def test_cold_start_estimates_norm_within_6_percent():
 
 def test_singular_vectors_are_warm_started():
     params = drawn(0, {"w": (8, 5)})
-    tx = optim.normalize(optax.identity(), Euclidean(Spectral()), iterations=PowerIterations(1, 1))
+    tx = optim.normalize(
+        optax.identity(),
+        manifolds.Euclidean(norms.Spectral()),
+        iterations=norms.PowerIterations(1, 1),
+    )
     state: Any = tx.init(params)
     update: Any = jax.jit(tx.update)
     missed = []
@@ -137,12 +124,12 @@ def test_singular_vectors_are_warm_started():
     np.testing.assert_array_equal(after.vectors["w"], state.vectors["w"])
 
 
-CONSTRAINED = [Stiefel(2.0), Orthogonal(), Hypersphere(3.0, ndim=2)]
+CONSTRAINED = [manifolds.Stiefel(2.0), manifolds.Orthogonal(), manifolds.Hypersphere(3.0, ndim=2)]
 
 
 @pytest.mark.slow_except("Hypersphere")
 @pytest.mark.parametrize("manifold", CONSTRAINED, ids=lambda manifold: type(manifold).__name__)
-def test_tangent_part_is_normalised(manifold: Manifold):
+def test_tangent_part_is_normalised(manifold: manifolds.Manifold):
     shape = (5, 5)
     point = point_of(manifold, shape)
     tx = optim.normalize(optax.identity(), manifold, 0.5)
@@ -161,7 +148,7 @@ def test_tangent_part_is_normalised(manifold: Manifold):
 
 def test_step_at_boundary_cannot_leave_convex_set():
     """Updates ascend and are subtracted, so an inward update would move the point out."""
-    ball, point = SpectralBall(), np.zeros((4, 2), np.float32)
+    ball, point = manifolds.SpectralBall(), np.zeros((4, 2), np.float32)
     point[0, 0], point[1, 1] = 1.0, 0.5
     updates = np.stack([point * [1, 0], -point * [1, 0]])
     updates[:, 2, 1] = 1.0
@@ -181,7 +168,7 @@ def test_normed_step_has_module_target_norms():
     params = module.init(jax.random.key(0))
     rng = np.random.default_rng(0)
     grads = jax.tree.map(lambda x: np.float32(rng.standard_normal(x.shape)), params)
-    tx = optim.normed(0.5, optax.identity(), module, iterations=PowerIterations(2, 300))
+    tx = optim.normed(0.5, optax.identity(), module, iterations=norms.PowerIterations(2, 300))
     updates = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])(grads, params)
     leaves = [jax.tree.leaves(tree) for tree in (updates, grads, module.budgets())]
     for index, (found, grad, budget) in enumerate(zip(*leaves, strict=True)):
@@ -199,7 +186,7 @@ def test_gradient_rounding_errors_do_not_grow():
 
     Such errors come from another order of summation, as in other compiled or sharded programs.
     """
-    geometry = {"free": Euclidean(Spectral()), "curved": Stiefel()}
+    geometry = {"free": manifolds.Euclidean(norms.Spectral()), "curved": manifolds.Stiefel()}
     tx = optim.normalize(optax.scale_by_adam(), geometry)
     rng = np.random.default_rng(0)
     params = {"free": jnp.zeros((24, 16)), "curved": jnp.eye(16, 12)}

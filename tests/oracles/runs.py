@@ -9,21 +9,8 @@ import numpy as np
 import optax
 from hypothesis import strategies as st
 
-from manifoldmuon import optim
+from manifoldmuon import manifolds, optim
 from manifoldmuon.bounds import matrix_bounds
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    Orthogonal,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-    low_rank,
-)
 from manifoldmuon.norms import FanRatio, Spectral
 from tests.oracles.bounds import attack_network, drifted
 from tests.oracles.cases import LIMITS, MATRICES, ROWS, SEEDS, check_limits, draw, measure_direction
@@ -35,23 +22,23 @@ SCALES = st.lists(st.one_of(st.none(), st.integers(-140, 60)), min_size=1, max_s
 SEQUENCES = st.tuples(st.sampled_from(GRADIENT_FAMILIES), st.sampled_from((1, 5, 50)), SEEDS)
 
 # Weights of a training: manifolds and shapes.
-WEIGHTS: dict[str, dict[str, tuple[Manifold, tuple[int, ...]]]] = {
+WEIGHTS: dict[str, dict[str, tuple[manifolds.Manifold, tuple[int, ...]]]] = {
     "": {
-        "w": (Stiefel(), (6, 3)),
-        "stack": (Orthogonal(2.0), (2, 4, 4)),
-        "rows": (EmbeddingRows(), (5, 3)),
-        "v": (Hypersphere(), (4,)),
+        "w": (manifolds.Stiefel(), (6, 3)),
+        "stack": (manifolds.Orthogonal(2.0), (2, 4, 4)),
+        "rows": (manifolds.EmbeddingRows(), (5, 3)),
+        "v": (manifolds.Hypersphere(), (4,)),
     },
     ", sets": {
-        "space": (Grassmann(FanRatio()), (6, 3)),
+        "space": (manifolds.Grassmann(FanRatio()), (6, 3)),
         "shifted": (MATRICES["Grassmann, steps of TwoTap"], (6, 2)),
-        "sphere": (SpectralSphere(2.0), (5, 4)),
-        "ball": (SpectralBall(), (5, 4)),
-        "band": (SpectralBand(0.5, 2.0), (4, 4)),
+        "sphere": (manifolds.SpectralSphere(2.0), (5, 4)),
+        "ball": (manifolds.SpectralBall(), (5, 4)),
+        "band": (manifolds.SpectralBand(0.5, 2.0), (4, 4)),
         "fixed": (MATRICES["Hypersphere, spectral steps"], (4, 3)),
         "table": (MATRICES["EmbeddingRows, spectral steps"], (5, 3)),
-        "up": (low_rank((6, 5), 2)["B"], (6, 2)),
-        "down": (low_rank((6, 5), 2)["A"], (2, 5)),
+        "up": (manifolds.low_rank((6, 5), 2)["B"], (6, 2)),
+        "down": (manifolds.low_rank((6, 5), 2)["A"], (2, 5)),
     },
 }
 
@@ -125,8 +112,8 @@ EXCESS = 0.75  # allowed excess of normalised updates over their budgets; at mos
 @functools.partial(jax.jit, static_argnums=0)
 def walk(name: str, point: Any, grads: Any) -> tuple[Any, ...]:
     """Return points, directions and gaps along a gradient sequence with warm-started duals."""
-    manifold = MATRICES.get(name, Stiefel())
-    free = Euclidean(Spectral())
+    manifold = MATRICES.get(name, manifolds.Stiefel())
+    free = manifolds.Euclidean(Spectral())
     tx = optim.normalize(optax.trace(0.9), free)
 
     def step(carry, grad):
@@ -154,7 +141,7 @@ def check_switching(
     shape, found = (7, 4), dict.fromkeys(LIMITS, 0.0)
     grads = gradient_sequence(family, shape, steps, period, draws).astype(np.float32)
     drawn = np.random.default_rng(draws).standard_normal(shape).astype(np.float32)
-    point = draw(MATRICES.get(name, Stiefel()), drawn)
+    point = draw(MATRICES.get(name, manifolds.Stiefel()), drawn)
     answers = [np.asarray(x, np.float64) for x in walk(name, point, grads)]
     assert all(np.isfinite(x).all() for x in answers), f"not finite: {name}, {sequence}"
     for k, (w, a, gap) in enumerate(zip(*answers, strict=True)):
@@ -170,13 +157,13 @@ def check_switching(
     return found
 
 
-def _turned_by_rounding(manifold: Manifold, point: np.ndarray) -> float:
+def _turned_by_rounding(manifold: manifolds.Manifold, point: np.ndarray) -> float:
     """Return the angle by which float32 may rotate a spectral sphere's normal (Wedin's theorem).
 
     An error of e in a matrix rotates the top singular vectors by e over the gap to the next
     singular value. Random cases avoid near-ties, training does not.
     """
-    if not isinstance(manifold, SpectralSphere):
+    if not isinstance(manifold, manifolds.SpectralSphere):
         return 0.0
     first, second, *_ = np.linalg.svd(point, compute_uv=False)
     return 2 * float(np.finfo(np.float32).eps) * first / (first - second)

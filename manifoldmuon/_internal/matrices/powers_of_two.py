@@ -9,14 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int
 
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    expand_trailing,
-    frobenius_norm,
-    nonzero_or_one,
-    trailing,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 _LIFT = 100  # power of two that makes denormal numbers normal
@@ -53,28 +47,28 @@ def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..
     Raises:
       ValueError: `x` has fewer than `ndim` axes.
     """
-    y = upcast(x)
+    y = arrays.upcast(x)
     integer, mantissa, bias = _LAYOUTS[y.dtype]
     most = _magnitude(y)
     if integer == np.int32:
         # XLA on CPUs takes maxima of float32 three times as fast as of integers. Without their last
         # eight bits, which do not affect the exponent, the integers are exact in float32.
         most = jnp.where(most < 1 << 24, most, most & ~0xFF).astype(jnp.float32)
-    most = jnp.max(most, axis=trailing(x, ndim), initial=0).astype(integer)
+    most = jnp.max(most, axis=arrays.trailing(x, ndim), initial=0).astype(integer)
     # XLA may flush denormal numbers to zero, but not their bits, which count the smallest number.
     tiny, finite = most < 1 << mantissa, most >> mantissa <= 2 * bias
     units = jax.lax.bitcast_convert_type(most.astype(y.dtype), integer)
     exponent = (jnp.where(tiny, units, most) >> mantissa) - bias
     exponent = jnp.where(tiny, exponent - (bias + mantissa - 1), exponent)
     exponent = jnp.where(finite & (most > 0), exponent, 0).astype(jnp.int32)
-    visible = expand_trailing(jnp.where(finite, jnp.ones((), y.dtype), jnp.nan), ndim)
+    visible = arrays.expand_trailing(jnp.where(finite, jnp.ones((), y.dtype), jnp.nan), ndim)
     return times_power_of_two(y, -exponent, ndim) * visible, exponent
 
 
 @scale_to_unit_exponent.defjvp
 def _scale_to_unit_exponent_jvp(ndim, primals, tangents):
     scaled, exponent = scale_to_unit_exponent(primals[0], ndim)
-    tangent = _shifted(upcast(tangents[0]), -exponent, ndim)
+    tangent = _shifted(arrays.upcast(tangents[0]), -exponent, ndim)
     return (scaled, exponent), (tangent, jax.custom_derivatives.zero_from_primal(exponent))
 
 
@@ -85,8 +79,8 @@ def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) ->
 
     Denormal entries are exact if the result is normal.
     """
-    wide, raises = upcast(x), exponent > _LIFT
-    wide = jnp.where(expand_trailing(raises, ndim), _raised(wide), wide)
+    wide, raises = arrays.upcast(x), exponent > _LIFT
+    wide = jnp.where(arrays.expand_trailing(raises, ndim), _raised(wide), wide)
     shifted = _shifted(wide, jnp.where(raises, exponent - _LIFT, exponent), ndim)
     return shifted.astype(x.dtype)
 
@@ -95,14 +89,14 @@ def times_power_of_two(x: Floats, exponent: Int[Array, "..."], ndim: int = 0) ->
 def _times_power_of_two_jvp(ndim, primals, tangents):
     # Needed for zeros, which are decoded from their bits like denormals: bits have no derivative.
     x, exponent = primals
-    tangent = _shifted(upcast(tangents[0]), exponent, ndim).astype(x.dtype)
+    tangent = _shifted(arrays.upcast(tangents[0]), exponent, ndim).astype(x.dtype)
     return times_power_of_two(x, exponent, ndim), match_varying_axes(tangent, x)
 
 
 def _shifted(x, exponent, ndim):
     half = exponent // 2  # 2**exponent itself may not be representable
     for part in (half, exponent - half):
-        x = x * expand_trailing(_power_of_two(part, x.dtype), ndim)
+        x = x * arrays.expand_trailing(_power_of_two(part, x.dtype), ndim)
     return x
 
 
@@ -135,6 +129,6 @@ def _raised(x: Floats) -> Floats:
 def to_unit_norm(x: Floats, ndim: int) -> Floats:
     """Return `x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
     scaled, _ = scale_to_unit_exponent(x, ndim)
-    length = expand_trailing(frobenius_norm(scaled, ndim), ndim)
+    length = arrays.expand_trailing(arrays.frobenius_norm(scaled, ndim), ndim)
     # A scaled block has length 0 or at least 1. A test `length > 0` would hide a NaN.
-    return scaled / nonzero_or_one(length)
+    return scaled / arrays.nonzero_or_one(length)

@@ -10,23 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Squares,
-    Vectors,
-    expand_trailing,
-    frobenius_norm,
-    gram_matrix,
-    identity_like,
-    inner_product,
-    nonzero_or_one,
-    product,
-    right_multiply,
-    safe_sqrt,
-    tall,
-    trace,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
@@ -55,14 +40,14 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
         basis = jax.lax.dynamic_update_index_in_dim(basis, vector, index, -2)
         image = _apply(gram, vector)
         value = jnp.sum(vector * image, axis=-1)
-        most = jnp.maximum(most, frobenius_norm(image, 1))
+        most = jnp.maximum(most, arrays.frobenius_norm(image, 1))
         for _ in range(2):  # otherwise rounding would decide the last digits
             image = image - _apply(basis.mT, _apply(basis, image))
-        after = frobenius_norm(image, 1)
+        after = arrays.frobenius_norm(image, 1)
         # If S maps the basis into its span, only rounding errors remain: stop at zero.
         after = jnp.where(after > noise * most, after, 0)
-        vector = jnp.where(expand_trailing(after > 0, 1), image, 0) / expand_trailing(
-            nonzero_or_one(after), 1
+        vector = jnp.where(arrays.expand_trailing(after > 0, 1), image, 0) / arrays.expand_trailing(
+            arrays.nonzero_or_one(after), 1
         )
         return (basis, vector, most), (value, after)
 
@@ -76,7 +61,7 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
     column = jnp.argmax(jnp.diagonal(power, axis1=-2, axis2=-1), axis=-1)[..., None, None]
     weights = jnp.take_along_axis(power, column, axis=-1)[..., 0]
     vector = to_unit_norm(_apply(basis.mT, weights), 1)
-    return inner_product(vector, _apply(gram, vector), 1), vector
+    return arrays.inner_product(vector, _apply(gram, vector), 1), vector
 
 
 @largest_eigenpair.defjvp
@@ -85,23 +70,25 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
     gram = primals[0]
     value, vector = largest_eigenpair(gram, steps)
     image = _apply(tangents[0], vector)
-    slope = inner_product(vector, image, 1)
+    slope = arrays.inner_product(vector, image, 1)
     values, basis = map_matrices(jnp.linalg.eigh, jax.lax.stop_gradient(gram))
     below = values[..., -1:] - values
     tied = ~(below > values[..., -1:] * gram.shape[-1] * jnp.finfo(gram.dtype).eps)
     over_gaps = jnp.where(tied, 0, 1 / jnp.where(tied, 1, below))
 
     def along(turn):
-        return expand_trailing(inner_product(vector, turn, 1), 1) * vector
+        return arrays.expand_trailing(arrays.inner_product(vector, turn, 1), 1) * vector
 
     def shifted(turn):  # along v, where `value - S` is singular, it multiplies by the value
-        return expand_trailing(value, 1) * (turn + along(turn)) - _apply(gram, turn)
+        return arrays.expand_trailing(value, 1) * (turn + along(turn)) - _apply(gram, turn)
 
     def solve(_, right):
         inside = over_gaps * _apply(basis.mT, right)
-        return _apply(basis, inside) + along(right) / expand_trailing(nonzero_or_one(value), 1)
+        return _apply(basis, inside) + along(right) / arrays.expand_trailing(
+            arrays.nonzero_or_one(value), 1
+        )
 
-    right = image - expand_trailing(slope, 1) * vector
+    right = image - arrays.expand_trailing(slope, 1) * vector
     turn = jax.lax.custom_linear_solve(shifted, right, solve, symmetric=True)
     return (value, vector), (slope, turn)
 
@@ -116,11 +103,11 @@ def _tridiagonal_power(
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
     shifted = jnp.eye(values.shape[-1], k=1, dtype=values.dtype)
     above = shifted * lengths[..., None]
-    small = identity_like(above) * values[..., None] + above + above.mT
+    small = arrays.identity_like(above) * values[..., None] + above + above.mT
 
     def square(_, power):
-        power = power / nonzero_or_one(trace(power))[..., None, None]
-        return product(power, power)
+        power = power / arrays.nonzero_or_one(arrays.trace(power))[..., None, None]
+        return arrays.product(power, power)
 
     return small, jax.lax.fori_loop(0, 20, square, small)
 
@@ -135,24 +122,24 @@ def largest_eigenvalue(gram: Squares, steps: int) -> Numbers:
 
     def step(carry, _):
         before, vector, link = carry
-        image = _apply(gram, vector) - expand_trailing(link, 1) * before
+        image = _apply(gram, vector) - arrays.expand_trailing(link, 1) * before
         value = jnp.sum(vector * image, axis=-1)
-        image = image - expand_trailing(value, 1) * vector
-        after = frobenius_norm(image, 1)
-        unit = image / expand_trailing(nonzero_or_one(after), 1)
+        image = image - arrays.expand_trailing(value, 1) * vector
+        after = arrays.frobenius_norm(image, 1)
+        unit = image / arrays.expand_trailing(arrays.nonzero_or_one(after), 1)
         return (vector, unit, after), (value, after)
 
     start, zero = start_vector(gram), jnp.zeros(gram.shape[:-2], gram.dtype)
     carry = match_varying_axes((jnp.zeros_like(start), start, zero), gram)
     _, tridiagonal = jax.lax.scan(step, carry, length=min(steps, gram.shape[-1]))
     small, power = _tridiagonal_power(*tridiagonal)
-    return inner_product(power, small) / nonzero_or_one(trace(power))
+    return arrays.inner_product(power, small) / arrays.nonzero_or_one(arrays.trace(power))
 
 
 @largest_eigenvalue.defjvp
 def _largest_eigenvalue_jvp(steps, primals, tangents):
     _, vector = largest_eigenpair(primals[0], steps)
-    slope = inner_product(vector, _apply(tangents[0], vector), 1)
+    slope = arrays.inner_product(vector, _apply(tangents[0], vector), 1)
     return largest_eigenvalue(primals[0], steps), slope
 
 
@@ -166,8 +153,8 @@ def spectral_bound(x: Matrices) -> Numbers:
     Args:
       x: matrices of moderate size, float32 or wider; leading axes are independent.
     """
-    high = tall(x)
-    return safe_sqrt(1.01 * largest_eigenvalue(product(high.mT, high), 24))
+    high = arrays.tall(x)
+    return arrays.safe_sqrt(1.01 * largest_eigenvalue(arrays.product(high.mT, high), 24))
 
 
 def nuclear_parts(
@@ -192,8 +179,10 @@ def nuclear_parts(
     Returns:
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
-    rest = x - right_multiply(x, gram_matrix(polar, polar, precision), precision)
-    return inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * frobenius_norm(rest)
+    rest = x - arrays.right_multiply(x, arrays.gram_matrix(polar, polar, precision), precision)
+    return arrays.inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * arrays.frobenius_norm(
+        rest
+    )
 
 
 def _apply(matrix, vector):
@@ -231,16 +220,19 @@ def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1
     def advance(_, carry):
         """Apply the recurrence of Chebyshev polynomials in `2 A^T A - I`, halved in each step."""
         before, vectors = carry
-        return vectors, 2 * product(gram, vectors) - vectors - before / 4
+        return vectors, 2 * arrays.product(gram, vectors) - vectors - before / 4
 
     width = gram.shape[-1]
     # Polynomials of the third kind times `x^2`, so `x T_55(x)` of a singular value x. Without that
     # factor they would be 55 at 0, and hide a single large value among many zeros.
-    start = product(gram, random_signs(width, 4, gram.dtype))
+    start = arrays.product(gram, random_signs(width, 4, gram.dtype))
     carry = match_varying_axes((2 * start, start), gram)
     _, vectors = jax.lax.fori_loop(0, 27, advance, carry)
-    value, square = (trace(product(vectors.mT, x)) for x in (product(gram, vectors), vectors))
-    value = value / nonzero_or_one(square)
+    value, square = (
+        arrays.trace(arrays.product(vectors.mT, x))
+        for x in (arrays.product(gram, vectors), vectors)
+    )
+    value = value / arrays.nonzero_or_one(square)
     return 1 / ((1 + margin) * jnp.sqrt(jnp.maximum(value, 1)))[..., None, None]
 
 
@@ -255,14 +247,14 @@ def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
       steps: number of steps of Lanczos' method.
     """
     x = jax.lax.stop_gradient(x)
-    gram, width = product(x.mT, x), x.shape[-1]
+    gram, width = arrays.product(x.mT, x), x.shape[-1]
     if width < 2:
         return jnp.zeros(gram.shape[:-2], gram.dtype)
     value, right = largest_eigenpair(gram, steps)
-    most, column = nonzero_or_one(value), right[..., None]
-    residual = product(gram, column) - expand_trailing(value, 2) * column
-    error = frobenius_norm(residual) / most + 4 * float(jnp.finfo(gram.dtype).eps)
-    rest = gram - expand_trailing(value, 2) * column * right[..., None, :]
+    most, column = arrays.nonzero_or_one(value), right[..., None]
+    residual = arrays.product(gram, column) - arrays.expand_trailing(value, 2) * column
+    error = arrays.frobenius_norm(residual) / most + 4 * float(jnp.finfo(gram.dtype).eps)
+    rest = gram - arrays.expand_trailing(value, 2) * column * right[..., None, :]
     # Flip the axes for another start: in the pair's eigenspace the first start has no other part.
     after = largest_eigenvalue(jnp.flip(rest, (-2, -1)), steps) / most
     # A random start misses more only with probability 1e-3 (Kuczynski and Wozniakowski).

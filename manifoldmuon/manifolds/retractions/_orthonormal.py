@@ -9,16 +9,8 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    gram_matrix,
-    identity_like,
-    match_orientation,
-    product,
-    right_multiply,
-    skew,
-    tall,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices
 from manifoldmuon._internal.matrices.lapack import positive_qr
 from manifoldmuon._internal.matrices.polar import (
     inverse_sqrt_minus_one,
@@ -56,13 +48,13 @@ class Polar(Retraction):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         new_point = point + vector
-        gram = gram_matrix(new_point, new_point)
+        gram = arrays.gram_matrix(new_point, new_point)
         largest = largest_row_sum(gram)  # at least ||W + V||^2
         largest = jnp.where(jnp.isnan(largest), jnp.inf, largest)  # squares that overflow
 
         def shorten(*_):
             new_point = point + vector * jnp.minimum(10 / (1 + jnp.sqrt(largest)), 1)
-            return new_point, gram_matrix(new_point, new_point)
+            return new_point, arrays.gram_matrix(new_point, new_point)
 
         same = new_point, gram
         new_point, gram = jax.lax.cond(jnp.any(largest > 81), shorten, lambda *same: same, *same)
@@ -79,10 +71,10 @@ def _polar_factor(new_point: Matrices, gram, largest) -> Matrices:
     # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
     # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
     inverse = 2 / (1 + largest)
-    root = inverse_sqrt_minus_one(gram * inverse - identity_like(gram), _MAX_ITERATIONS)
+    root = inverse_sqrt_minus_one(gram * inverse - arrays.identity_like(gram), _MAX_ITERATIONS)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
     # term added here is as small as the step.
-    new_point = new_point + right_multiply(new_point, root, jax.lax.Precision.HIGH)
+    new_point = new_point + arrays.right_multiply(new_point, root, jax.lax.Precision.HIGH)
     return new_point * jnp.sqrt(inverse)
 
 
@@ -90,8 +82,8 @@ def _polar_factor(new_point: Matrices, gram, largest) -> Matrices:
 def _polar_factor_jvp(primals, tangents):
     new_point, *_ = primals
     factor = _polar_factor(*primals)
-    turned = polar_derivative(tall(new_point), tall(factor), tall(tangents[0]))
-    return factor, match_orientation(turned, new_point)
+    turned = polar_derivative(arrays.tall(new_point), arrays.tall(factor), arrays.tall(tangents[0]))
+    return factor, arrays.match_orientation(turned, new_point)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,13 +115,15 @@ class Cayley(Retraction):
     order: ClassVar[float] = 1
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
-        inner = product(point.mT, vector)
-        half = vector - product(point, inner) / 2  # P V
+        inner = arrays.product(point.mT, vector)
+        half = vector - arrays.product(point, inner) / 2  # P V
         left = jnp.concatenate([half, point], axis=-1)  # K = left right^T
         right = jnp.concatenate([point, -half], axis=-1)
-        small = product(right.mT, left) / 2
-        system = identity_like(small) - small
-        return point + product(left, jnp.linalg.solve(system, product(right.mT, point)))
+        small = arrays.product(right.mT, left) / 2
+        system = arrays.identity_like(small) - small
+        return point + arrays.product(
+            left, jnp.linalg.solve(system, arrays.product(right.mT, point))
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +142,12 @@ class Exponential(Retraction):
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         n = point.shape[-1]
-        inner = product(point.mT, vector)
-        inner = skew(inner)
-        gram = product(vector.mT, vector)
-        one = jnp.broadcast_to(identity_like(gram), gram.shape)
+        inner = arrays.product(point.mT, vector)
+        inner = arrays.skew(inner)
+        gram = arrays.product(vector.mT, vector)
+        one = jnp.broadcast_to(arrays.identity_like(gram), gram.shape)
         block = jnp.block([[inner, -gram], [one, inner]])
         # For square W, S = -K^2, and the formula stays valid.
         columns = jax.scipy.linalg.expm(block)[..., :, :n]
         basis = jnp.concatenate([point, vector], axis=-1)
-        return product(product(basis, columns), jax.scipy.linalg.expm(-inner))
+        return arrays.product(arrays.product(basis, columns), jax.scipy.linalg.expm(-inner))

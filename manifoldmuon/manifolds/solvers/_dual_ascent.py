@@ -18,19 +18,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    Numbers,
-    Squares,
-    frobenius_norm,
-    inner_product,
-    match_orientation,
-    nonzero_or_one,
-    skew,
-    sym,
-    tall,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers, Squares
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
@@ -48,17 +37,19 @@ from manifoldmuon.norms import Norm
 
 def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
     """Return the root mean square singular value of the tangent part of `G`, or 1 if it is zero."""
-    square = jnp.sum(skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
+    square = jnp.sum(arrays.skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
     square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
     scale = jnp.sqrt(square / max(parts.inner.shape[-1], 1))
-    return nonzero_or_one(scale)
+    return arrays.nonzero_or_one(scale)
 
 
 def stack(
     parts: Split, shift: Squares, scale: Float[Array, "*batch 1 1"] | float = 1.0
 ) -> Float[Array, "*batch rows n"]:
     """Return `[T + Omega; R] / scale`, where `T = scale * shift`."""
-    return jnp.concatenate([shift + skew(parts.inner) / scale, parts.normal / scale], axis=-2)
+    return jnp.concatenate(
+        [shift + arrays.skew(parts.inner) / scale, parts.normal / scale], axis=-2
+    )
 
 
 def halves(x: Float[Array, "*batch rows n"]):
@@ -79,7 +70,7 @@ def finish(
       dual: the warm start for the next problem, passed on.
     """
     inner, normal = halves(candidate)
-    feasible = jnp.concatenate([skew(inner), normal], axis=-2)
+    feasible = jnp.concatenate([arrays.skew(inner), normal], axis=-2)
     # An SVD may find too small a norm: by 7e-6, for instance, with 128 columns in float32.
     margin = 1 + inner.shape[-1] * float(jnp.finfo(feasible.dtype).eps)
     length = margin * jnp.linalg.norm(feasible, ord=2, axis=(-2, -1), keepdims=True)
@@ -87,9 +78,9 @@ def finish(
     tangent = stack(parts, jnp.zeros_like(inner))
     # The gradient in the basis [W, Q], of the same norm.
     grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
-    still = is_noise(frobenius_norm(tangent), grad)[..., None, None]
+    still = is_noise(arrays.frobenius_norm(tangent), grad)[..., None, None]
     feasible = jnp.where(still, 0, feasible)
-    gap = duality_gap(upper + parts.defect, inner_product(tangent, feasible), grad)
+    gap = duality_gap(upper + parts.defect, arrays.inner_product(tangent, feasible), grad)
     return Steepest(parts.assemble(*halves(feasible)), dual, tangent_residual(inner), gap)
 
 
@@ -131,7 +122,7 @@ class DualAscent(StiefelSolver):
 
     def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
         asked = grad
-        point, grad, dual = match_varying_axes((tall(at), tall(grad), dual))
+        point, grad, dual = match_varying_axes((arrays.tall(at), arrays.tall(grad), dual))
         # The published loop does not scale the gradient: its scale is part of the algorithm.
         parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad)
         scale = unit_of(parts)
@@ -139,10 +130,10 @@ class DualAscent(StiefelSolver):
 
         def ascend(k, shift):
             candidate = msign(stack(parts, shift, scale), self.method)
-            residual = 2 * sym(halves(candidate)[0])
+            residual = 2 * arrays.sym(halves(candidate)[0])
             # T = sym(W^T G) + 2 L moves by twice the step of L.
             shift = shift - 2 * step_size * (1 - k / self.steps) * residual
-            return shift, frobenius_norm(residual) / max(point.shape[-1], 1)
+            return shift, arrays.frobenius_norm(residual) / max(point.shape[-1], 1)
 
         shift = iterate(ascend, dual.astype(grad.dtype), self.steps, self.tolerance)
         reduced = stack(parts, shift, scale)
@@ -150,7 +141,7 @@ class DualAscent(StiefelSolver):
         gained, missed = nuclear_parts(reduced, candidate)
         upper = (gained + missed) * jnp.squeeze(scale, (-2, -1))
         result = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
-        return result._replace(direction=match_orientation(result.direction, asked))
+        return result._replace(direction=arrays.match_orientation(result.direction, asked))
 
 
 State = TypeVar("State")

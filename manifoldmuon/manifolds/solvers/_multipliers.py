@@ -16,15 +16,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool
 
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Numbers,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    nonzero_or_one,
-    relative_gap,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Numbers
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon.manifolds.solvers._solver import Normal, Steepest
 from manifoldmuon.norms import Norm
@@ -53,12 +46,12 @@ def without_normal(grad: Floats, normal: Normal, ndim: int) -> TangentGradient:
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     tangent = scaled - normal.project(scaled)
     tangent = tangent - normal.project(tangent)
-    size, length = frobenius_norm(tangent, ndim), frobenius_norm(scaled, ndim)
+    size, length = arrays.frobenius_norm(tangent, ndim), arrays.frobenius_norm(scaled, ndim)
     noise = 8 * jnp.finfo(scaled.dtype).eps * length
     still = size <= noise  # false for a NaN
-    normalized = jnp.where(expand_trailing(still, ndim), 0, to_unit_norm(tangent, ndim))
-    size = nonzero_or_one(size)
-    whole = scaled / expand_trailing(size, ndim)
+    normalized = jnp.where(arrays.expand_trailing(still, ndim), 0, to_unit_norm(tangent, ndim))
+    size = arrays.nonzero_or_one(size)
+    whole = scaled / arrays.expand_trailing(size, ndim)
     return TangentGradient(normalized, whole, noise / size, still, length == 0)
 
 
@@ -79,15 +72,15 @@ def certified(
     a cold start as `dual`.
     """
     ndim = norm.ndim
-    upper = inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
-    value = inner_product(grad, direction, ndim)
+    upper = arrays.inner_product(reduced, attained, ndim) / (1 - norm.gap(reduced, attained))
+    value = arrays.inner_product(grad, direction, ndim)
     if jax.tree.leaves(dual):
 
         def or_tangent_part(result):
             direction, dual, value = result
-            size = nonzero_or_one(norm.bound(problem.tangent))
-            plain = problem.tangent / expand_trailing(size, ndim)
-            gained = inner_product(grad, plain, ndim)
+            size = arrays.nonzero_or_one(norm.bound(problem.tangent))
+            plain = problem.tangent / arrays.expand_trailing(size, ndim)
+            gained = arrays.inner_product(grad, plain, ndim)
             worse = value < gained  # false for a NaN, which must stay
             cold = jax.tree.map(jnp.zeros_like, dual)
             return pick(worse, (plain, cold, gained), (direction, dual, value))
@@ -95,10 +88,10 @@ def certified(
         poor = jnp.any(value < 0.5 * upper)
         result = direction, dual, value
         direction, dual, value = jax.lax.cond(poor, or_tangent_part, lambda x: x, result)
-    noise = problem.noise * frobenius_norm(attained, ndim)
-    gap = relative_gap(upper + noise, value - noise)
+    noise = problem.noise * arrays.frobenius_norm(attained, ndim)
+    gap = arrays.relative_gap(upper + noise, value - noise)
     gap = jnp.where(problem.still, jnp.where(problem.zero, 0, 1), gap)
-    direction = jnp.where(expand_trailing(problem.still, ndim), 0, direction)
+    direction = jnp.where(arrays.expand_trailing(problem.still, ndim), 0, direction)
     return Steepest(direction, dual, jnp.where(problem.still, 0, residual), gap)
 
 
@@ -106,7 +99,7 @@ def shortened(norm: Norm, direction: Floats, change: Floats) -> Floats:
     """Divide `direction`, a direction of norm 1 plus `change`, to norm at most 1."""
     # The second bound is tighter for a small change.
     size = jnp.minimum(norm.bound(direction), 1 + norm.bound(change))
-    return direction / expand_trailing(jnp.maximum(size, 1), norm.ndim)
+    return direction / arrays.expand_trailing(jnp.maximum(size, 1), norm.ndim)
 
 
 def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], settled=None):
@@ -138,6 +131,6 @@ def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
     """Choose between two trees for each problem; their arrays have the problems' axes first."""
 
     def one(new, old):
-        return jnp.where(expand_trailing(choice, new.ndim - choice.ndim), new, old)
+        return jnp.where(arrays.expand_trailing(choice, new.ndim - choice.ndim), new, old)
 
     return jax.tree.map(one, new, old)

@@ -8,23 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Squares,
-    check_precision,
-    expand_trailing,
-    frobenius_norm,
-    gram_matrix,
-    identity_like,
-    inner_product,
-    match_orientation,
-    right_multiply,
-    safe_sqrt,
-    skew,
-    tall,
-    trace,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import contraction_factor, nuclear_parts
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz, inverse_sqrt
@@ -73,7 +58,7 @@ class ProjectedPolar(SolverByPlatform):
         if self.schedule is not None:
             Schedule.check("ProjectedPolar.schedule", self.schedule)
         if self.precision is not None:
-            check_precision("ProjectedPolar.precision", self.precision)
+            arrays.check_precision("ProjectedPolar.precision", self.precision)
 
     def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
         high, low = jax.lax.Precision.HIGHEST, jax.lax.Precision.DEFAULT
@@ -104,41 +89,43 @@ class _Projected(StiefelSolver):
         # The tangent part is W along + outer. The difference of the Gram matrices of G and W B
         # would save a product, and be pure rounding for a small tangent part.
         along, outer = tangent_parts(point, grad)
-        normal = gram_matrix(outer, outer)
-        square = inner_product(along, along) + trace(normal)
+        normal = arrays.gram_matrix(outer, outer)
+        square = arrays.inner_product(along, along) + arrays.trace(normal)
         # An entry of `normal` is off by less than a unit of rounding times the lengths of two
         # columns. The root must not be too large for `outer` itself.
-        raised = expand_trailing(jnp.finfo(normal.dtype).eps * square, 2)
-        normal = normal + raised * identity_like(normal)
+        raised = arrays.expand_trailing(jnp.finfo(normal.dtype).eps * square, 2)
+        normal = normal + raised * arrays.identity_like(normal)
         gram = normal - along @ along
         root = inverse_sqrt(gram, self.schedule or COARSE_SCHEDULE)
         raw, rest = along @ root, root @ (normal @ root)
-        residual, turned = tangent_residual(raw), skew(raw)
+        residual, turned = tangent_residual(raw), arrays.skew(raw)
         # A polar factor projected onto the tangent space has norm at most 2 / sqrt(3).
         factor = contraction_factor(rest - turned @ turned, 0.006)
         # <X, A> of the raw direction, as `along` is skew; times the factor, that of the result.
         gained = jnp.sum(along * turned + normal * root, axis=(-2, -1))
         upper = gained + _missed(gram, raw.mT @ raw + rest)
-        still = is_noise(safe_sqrt(square), grad)
-        factor = jnp.where(expand_trailing(still, 2), 0, factor)
+        still = is_noise(arrays.safe_sqrt(square), grad)
+        factor = jnp.where(arrays.expand_trailing(still, 2), 0, factor)
         gap = duality_gap(upper, gained * factor[..., 0, 0], grad)
-        direction = (right_multiply(outer, root) + right_multiply(point, turned)) * factor
+        direction = (
+            arrays.right_multiply(outer, root) + arrays.right_multiply(point, turned)
+        ) * factor
         return Steepest(direction, (), residual, gap)
 
     def _direct(self, point: Matrices, grad: Matrices):
         """Apply the schedule to `[along; outer]`, with a new Gram matrix in every step."""
-        high, n = tall(point), min(point.shape[-2:])
-        tangent = jnp.concatenate(tangent_parts(high, tall(grad), self.precision), axis=-2)
-        still = is_noise(frobenius_norm(tangent), grad, self.precision)[..., None, None]
+        high, n = arrays.tall(point), min(point.shape[-2:])
+        tangent = jnp.concatenate(tangent_parts(high, arrays.tall(grad), self.precision), axis=-2)
+        still = is_noise(arrays.frobenius_norm(tangent), grad, self.precision)[..., None, None]
         sign = jnp.where(still, 0, self._rounded().polar(tangent))
         gained, missed = nuclear_parts(tangent, sign, self.precision)
-        turned, away = skew(sign[..., :n, :]), sign[..., n:, :]
+        turned, away = arrays.skew(sign[..., :n, :]), sign[..., n:, :]
         factor = contraction_factor(turned.mT @ turned + away.mT @ away, 0.01)
         turned, away = turned * factor, away * factor
-        value = inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
+        value = arrays.inner_product(tangent, jnp.concatenate([turned, away], axis=-2))
         residual = tangent_residual(sign[..., :n, :])
         gap = duality_gap(gained + missed, value, grad, self.precision)
-        return Steepest(match_orientation(high @ turned + away, grad), (), residual, gap)
+        return Steepest(arrays.match_orientation(high @ turned + away, grad), (), residual, gap)
 
     def _rounded(self) -> NewtonSchulz:
         return NewtonSchulz(self.schedule or ROUNDED_SCHEDULE, precision=self.precision)
@@ -155,7 +142,7 @@ def _missed(gram: Squares, closed: Squares) -> Numbers:
       gram: `x^T x`.
       closed: `A^T A`, with A for the polar factor.
     """
-    slack = identity_like(gram) - closed
+    slack = arrays.identity_like(gram) - closed
     # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
-    square = jnp.maximum(inner_product(slack, gram @ slack), 0)
-    return safe_sqrt(gram.shape[-1] * square)
+    square = jnp.maximum(arrays.inner_product(slack, gram @ slack), 0)
+    return arrays.safe_sqrt(gram.shape[-1] * square)

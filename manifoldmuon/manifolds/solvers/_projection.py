@@ -7,16 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    Numbers,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    nonzero_or_one,
-    relative_gap,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon.linalg import msign
@@ -50,20 +42,20 @@ def euclidean_direction(
     """
     scaled, _ = scale_to_unit_exponent(grad, ndim)
     projected = tangent(scaled)
-    length, whole = frobenius_norm(projected, ndim), frobenius_norm(scaled, ndim)
+    length, whole = arrays.frobenius_norm(projected, ndim), arrays.frobenius_norm(scaled, ndim)
     eps = float(jnp.finfo(scaled.dtype).eps)
     noise = 8 * eps * whole
     significant = ~(length <= noise)
     # Project again: the first pass leaves a relatively large normal part in a small tangent part.
     direction = to_unit_norm(projected, ndim)
     again = tangent(direction)
-    residual = jnp.where(significant, frobenius_norm(direction - again, ndim), 0)
-    turned = noise / nonzero_or_one(length)
+    residual = jnp.where(significant, arrays.frobenius_norm(direction - again, ndim), 0)
+    turned = noise / arrays.nonzero_or_one(length)
     # Rounding leaves some of the normal part; its cost grows with the normal share of the gradient.
     normal = jnp.maximum(4 * eps, turned / 4)
     gap = jnp.where(whole == 0, 0, jnp.where(significant, turned**2 + normal, 1))
     # `significant` negates `<=`, so it is true for NaN: a NaN has to stay.
-    direction = jnp.where(expand_trailing(significant, ndim), to_unit_norm(again, ndim), 0)
+    direction = jnp.where(arrays.expand_trailing(significant, ndim), to_unit_norm(again, ndim), 0)
     return direction, gap, residual
 
 
@@ -100,16 +92,18 @@ def projected_direction(
         return euclidean_direction(grad, tangent, 2)
     scaled, _ = scale_to_unit_exponent(grad, 2)
     projected = tangent(scaled)
-    length, whole = frobenius_norm(projected), frobenius_norm(scaled)
+    length, whole = arrays.frobenius_norm(projected), arrays.frobenius_norm(scaled)
     eps, side = float(jnp.finfo(scaled.dtype).eps), min(grad.shape[-2:])
     significant = ~(length <= 8 * eps * whole)
     sign = msign(projected, norm.method)
     direction = tangent(sign)
-    residual = frobenius_norm(sign - direction) / max(side, 1)
+    residual = arrays.frobenius_norm(sign - direction) / max(side, 1)
     gained, missed = nuclear_parts(projected, sign)
     # Bounds the nuclear norm of the rounding errors in the tangent part.
     noise = (side + 4) * eps * whole
-    gap = relative_gap(gained + missed + noise, inner_product(projected, direction) - noise)
+    gap = arrays.relative_gap(
+        gained + missed + noise, arrays.inner_product(projected, direction) - noise
+    )
     gap = jnp.where(whole == 0, 0, jnp.where(significant, gap, 1))
     residual = jnp.where(significant, residual, 0)
-    return jnp.where(expand_trailing(significant, 2), direction, 0), gap, residual
+    return jnp.where(arrays.expand_trailing(significant, 2), direction, 0), gap, residual

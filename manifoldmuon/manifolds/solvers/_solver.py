@@ -10,16 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    Matrices,
-    Numbers,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    is_short,
-    nonzero_or_one,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.values import Value
 from manifoldmuon.norms import Norm
@@ -60,19 +52,19 @@ class Steepest(NamedTuple):
           ndim: `Manifold.factor_ndim`.
         """
         direction = self.direction.astype(dtype)
-        if not is_short(dtype):
+        if not arrays.is_short(dtype):
             return self._replace(direction=direction)
         rounding = self.direction - direction.astype(self.direction.dtype)
         scaled, _ = scale_to_unit_exponent(grad, direction.ndim - self.gap.ndim)
         # |<g, e>| <= ||g|| ||e||, also for the tangent part of g: a step takes no other gain.
-        lost = frobenius_norm(scaled, ndim) * frobenius_norm(rounding, ndim)
+        lost = arrays.frobenius_norm(scaled, ndim) * arrays.frobenius_norm(rounding, ndim)
         return self._replace(direction=direction, gap=self.gap_without(lost, scaled))
 
     def gap_without(self, lost: Floats, grad: Floats) -> Numbers:
         """Return the gap of a direction that gains less; `lost` has the leading axes first."""
         axes = tuple(range(self.gap.ndim, lost.ndim))
-        gained = inner_product(grad, self.direction, grad.ndim - self.gap.ndim)
-        share = jnp.sum(lost, axis=axes) / nonzero_or_one(gained)
+        gained = arrays.inner_product(grad, self.direction, grad.ndim - self.gap.ndim)
+        share = jnp.sum(lost, axis=axes) / arrays.nonzero_or_one(gained)
         return 1 - (1 - self.gap) * (1 - jnp.clip(share, 0, 1))
 
 
@@ -103,8 +95,8 @@ class Normal(NamedTuple):
     def line(cls, unit: Floats, ndim: int) -> "Normal":
         """Return the line along `unit`, of Frobenius norm 1 (or 0) over `ndim` axes."""
         return cls(
-            lambda vector: inner_product(unit, vector, ndim),
-            lambda length: expand_trailing(length, ndim) * unit,
+            lambda vector: arrays.inner_product(unit, vector, ndim),
+            lambda length: arrays.expand_trailing(length, ndim) * unit,
         )
 
     def project(self, vector: Floats) -> Floats:
