@@ -26,8 +26,8 @@ from benchmarks.steps import MUON, measure, tree
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from studies.display import markdown_table
 from studies.program import parse
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
 from tests.oracles.passes import multiplications
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_problem
 
 METHODS = {"four steps": TRAINING_MSIGN, "converged": DEFAULT_MSIGN}
 PRESETS = ("ProjectedPolar()", "ClosedForm()")

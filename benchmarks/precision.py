@@ -19,18 +19,18 @@ from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table
 from benchmarks.drift import PRESETS, last_tenth, rate_of, walk
+from benchmarks.gradients import record_gradients
 from benchmarks.msign_accuracy import matrix
+from benchmarks.polar_methods import GramEigh, InverseRoot
 from benchmarks.solvers import muon_direction
 from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar, SkewPolar, StiefelSolver
-from studies.digits.gradients import record_gradients
 from studies.display import markdown_table
-from studies.polar_methods import GramEigh, InverseRoot
 from studies.program import parse
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from tests.oracles.passes import multiplications, on_tpu
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 PASSES = {"as delivered": None, "1": 1, "3": 3, "6": 6}
 SHAPES = ((256, 64), (80, 64), (64, 64))

@@ -19,14 +19,14 @@ import optax
 from matplotlib.figure import Figure
 
 from benchmarks._harness import command, save_with_table, timed
+from benchmarks.baselines import ADMM, AlternatingProjection, FixedPoint
+from benchmarks.gradients import record_gradients
 from manifoldmuon.linalg import DEFAULT_MSIGN, POLAR_EXPRESS, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import solvers
 from manifoldmuon.norms import Spectral
-from studies.baselines import ADMM, AlternatingProjection, FixedPoint
-from studies.digits.gradients import record_gradients
 from studies.display import COLOURS, dress, legend_above, markdown_table, panels
 from studies.program import parse
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SHAPES = ((3072, 128), (3072, 768), (1024, 768), (768, 768), (256, 256), (128, 64), (64, 10))
 # Shapes for iterative solvers, which are slow, and for gaps, which need SVDs in float64.

@@ -14,8 +14,8 @@ from manifoldmuon._internal.matrices.arrays import product, rounding
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 from tests.oracles.passes import multiplications, on_tpu
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 PASSES = {Precision.DEFAULT: 1, Precision.HIGH: 3, Precision.HIGHEST: 6}
 

@@ -19,7 +19,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, RMSToRMS, ScaleRule, Spectral
-from studies.stiefel_problems import stiefel_optimum
+from tests.oracles.stiefel_problems import stiefel_optimum
 
 Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150

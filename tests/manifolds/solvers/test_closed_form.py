@@ -7,14 +7,14 @@ import pytest
 
 from manifoldmuon.manifolds.solvers import SkewPolar
 from manifoldmuon.norms import Spectral
-from studies.stiefel_problems import (
+from tests.manifolds.solvers.reference import dual_value
+from tests.oracles.stiefel_problems import (
     STIEFEL_FAMILIES,
     orthonormal,
     stiefel_errors,
     stiefel_optimum,
     stiefel_problem,
 )
-from tests.manifolds.solvers.reference import dual_value
 from tests.tolerances import rounding
 
 

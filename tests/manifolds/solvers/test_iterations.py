@@ -11,7 +11,7 @@ from manifoldmuon.manifolds.solvers import DualAscent
 from manifoldmuon.manifolds.solvers._dual_ascent import finish, stack, unit_of
 from manifoldmuon.manifolds.solvers._parts import split
 from manifoldmuon.norms import Spectral
-from studies.stiefel_problems import stiefel_problem
+from tests.oracles.stiefel_problems import stiefel_problem
 
 NORM = Spectral()
 

@@ -16,7 +16,7 @@ from manifoldmuon.manifolds.solvers import (
     SkewPolar,
 )
 from manifoldmuon.norms import Spectral
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 SOLVERS = {
     "skew lift": SkewPolar(),

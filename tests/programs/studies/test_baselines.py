@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from benchmarks.baselines import ADMM, AlternatingProjection, FixedPoint
 from manifoldmuon.norms import Spectral
-from studies.baselines import ADMM, AlternatingProjection, FixedPoint
-from studies.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
+from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 # Largest allowed gap on the gradient families.
 BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}

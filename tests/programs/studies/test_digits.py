@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from benchmarks.gradients import record_gradients
 from studies import run_study
-from studies.digits.gradients import record_gradients
 from studies.digits.methods import METHODS
 from studies.digits.study import Digits
 from studies.digits.training import chunk_lengths

@@ -16,10 +16,8 @@ from studies.gpt.study import CharacterGPT
 from studies.newton_schulz import NewtonSchulzDesigner
 from studies.plasticity import Plasticity
 from studies.quantization import Quantization
-from studies.recurrent.study import Recurrent
 from studies.reproduction.weight_erasure import WeightErasure
 from studies.retractions.study import RetractionLaboratory
-from studies.solvers import SolverShootOut
 from studies.transfer.study import LearningRateTransfer
 from studies.transformers.study import Transformers
 
@@ -80,10 +78,6 @@ INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: Quantization(seeds=(10,)), "two or more different"),
     (lambda: Quantization(seeds=(1, 10)), "tuning_seeds must differ from seeds"),
     (lambda: Quantization(width=48), "width 32, 64 or 128; got"),
-    (lambda: Recurrent(methods=("GRU",)), "methods must include"),
-    (lambda: Recurrent(rival_seeds=(0,)), "two or more different"),
-    (lambda: Recurrent(solving_steps=70), "multiples of 50"),
-    (lambda: Recurrent(uses=(20,)), "multiples of 16"),
     (lambda: RetractionLaboratory(manifolds=("rows",), retractions=("none", "QR")),
      "QR is a retraction of none of"),
     (lambda: RetractionLaboratory(rates=(0.1, -1.0)), "rates must be positive"),
@@ -91,9 +85,6 @@ INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
      "must include a retraction of hypersphere ("),
     (lambda: RetractionLaboratory(seeds=()), "seeds must not be empty"),
     (lambda: RetractionLaboratory(walk_steps=0), "steps must be at least 1"),
-    (lambda: SolverShootOut(rates=()), "rates not empty"),
-    (lambda: SolverShootOut(solvers=("ProjectedPolar",)), "solvers must contain 'ClosedForm'"),
-    (lambda: SolverShootOut(steps=0), "rates, widths and steps must be positive"),
     (lambda: Transformers(later_tries=-1), "at least 0"),
     (lambda: Transformers(methods=("AdamH",)), "methods must include 'Muon'"),
     (lambda: Transformers(seeds=(0, 100)), "must all be different, and not empty"),
