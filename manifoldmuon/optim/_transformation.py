@@ -133,7 +133,7 @@ def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
             )
         for field in found.keys() & before.keys():
             new, old = found[field], before[field].get(path, found[field])
-            if jax.tree.map(_kind, new) != jax.tree.map(_kind, old):
+            if jax.tree.map(_dtype_and_shape, new) != jax.tree.map(_dtype_and_shape, old):
                 texts = [jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", x) for x in (new, old)]
                 raise ValueError(
                     f"{name}: rules return {texts[0]} as {field!r} of {path!r},"
@@ -146,7 +146,7 @@ def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
     return state._replace(**after)
 
 
-def _kind(x: Any) -> tuple[Any, ...]:
+def _dtype_and_shape(x: Any) -> tuple[Any, ...]:
     return x.dtype, x.shape
 
 
