@@ -76,10 +76,8 @@ class _Orthonormal(ScaledMatrices):
         unit = self._unit(point)
         step = arrays.tall(bounded_step(vector, scale, self.retraction.longest, 2))
         if self.retraction.wide:
-            unit, step = (
-                arrays.match_orientation(unit, point),
-                arrays.match_orientation(step, vector),
-            )
+            unit = arrays.match_orientation(unit, point)
+            step = arrays.match_orientation(step, vector)
         new_point = self.retraction.retract(unit, step)
         return _like(new_point, point, scale)
 
