@@ -239,7 +239,7 @@ def _behind(row: Mapping[str, Any], at: int, part: str = "epochs") -> str:
     """Format how far a method is behind the first at a radius, in points."""
     found = row[part]["over_first_method"][at]
     low, high = found["interval"]
-    return f"{-100 * found['mean']:.1f} ± {50 * (high - low):.1f}"
+    return f"{-100 * found['mean']:z.1f} ± {50 * (high - low):.1f}"
 
 
 def _percent(row: Mapping[str, Any], part: str, at: int) -> str:
