@@ -120,7 +120,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
           extra: other data, as JSON, such as the position in the data set.
 
         Raises:
-          CheckpointError: the folder has this step or a later step, or another job saves into it.
+          CheckpointError: the folder has this step or a later step, another job saves into it, or
+            a process of this job does not save, or another step.
           TypeError: a leaf is neither array nor number, `extra` is not JSON, or a field of a
             manifold is not data, such as a lambda.
           ValueError: two leaves have the same path.
@@ -134,7 +135,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             )
         if not self.manager.should_save(step):
             return False
-        multihost_utils.assert_equal(np.int32(step), "every process has to save the same step")
+        _in_all_processes(multihost_utils.assert_equal, np.int32(step))
         record = {
             "layout": STATE_LAYOUT,
             "version": manifoldmuon.__version__,
@@ -237,7 +238,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:  # others: the file system has no locks
                     free = error.errno != errno.EWOULDBLOCK
-            if not multihost_utils.broadcast_one_to_all(np.bool_(free)):
+            if not _in_all_processes(multihost_utils.broadcast_one_to_all, np.bool_(free)):
                 raise CheckpointError(
                     f"another process is saving into {self._directory}: close its Checkpoints, or"
                     " choose another folder"
@@ -276,6 +277,16 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             f"step {step} in {self._directory} is damaged: {reason}; "
             + (f"move it away to resume from step {older[-1]}" if older else "begin again")
         )
+
+
+def _in_all_processes(call: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return call(value)
+    except (AssertionError, RuntimeError) as error:  # values differ, or a process is missing
+        raise CheckpointError(
+            "every process of the job has to call save, with the same step; got"
+            f" {' '.join(str(error).split())[:160]!r}"
+        ) from error
 
 
 def describe_geometry(table: Table) -> dict[str, Any]:

@@ -64,6 +64,7 @@ COMMANDS: dict[str, list[list[str]]] = {
     ],
     "examples,flax": [
         ["-c", "from examples import lora; lora.main()"],
+        ["-c", "from examples import rotate_and_quantize as f; f.main(60, 5)"],
         ["-c", "from examples.frameworks import nnx; nnx.train(3)"],
         ["-c", "from examples.frameworks import linen; linen.train(3)"],
     ],

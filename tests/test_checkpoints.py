@@ -257,13 +257,19 @@ def test_two_jax_processes_save_together(tmp_path):
 APART = (
     JOINED
     + """
-from manifoldmuon.checkpoints import Checkpoints
+from manifoldmuon.checkpoints import CheckpointError, Checkpoints
+
+def refusal(step):
+    try:
+        saved.save(step, {"x": np.ones(3)})
+    except CheckpointError as error:
+        return str(error)
 
 saved = Checkpoints(sys.argv[4])
-try:
-    saved.save(2 + rank, {"x": np.ones(3)})
-except AssertionError as error:
-    print(json.dumps(str(error)), flush=True)
+refusals = [refusal(2 + rank)]
+if rank == 0:
+    refusals.append(refusal(4))  # the other process has gone
+print(json.dumps(refusals), flush=True)
 os._exit(0)  # without waiting for each other
 """
 )
@@ -271,8 +277,9 @@ os._exit(0)  # without waiting for each other
 
 @pytest.mark.slow
 def test_processes_that_save_apart_raise(tmp_path):
-    for line in run_processes(2, APART, str(tmp_path)):
-        assert line.startswith("every process has to save the same step")
+    (apart, alone), (other,) = run_processes(2, APART, str(tmp_path))
+    for line in (apart, alone, other):
+        assert line.startswith("every process of the job has to call save, with the same step; got")
     assert {path.name for path in tmp_path.iterdir()} == {".lock"}
 
 

@@ -37,7 +37,8 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
 
     Warns:
       UserWarning: a `Hypersphere` of radius 1, the default, changes a norm by more than a factor of
-        two (not checked under `jax.jit`); averages of weights with `keep_norms` take `match_norms`.
+        two; averages of weights with `keep_norms` take `match_norms`. Or zeros become another point
+        (an adapter's factor that starts at zero has to be free). Not checked under `jax.jit`.
 
     Examples:
       >>> project_tree(mm.manifolds.Hypersphere(), {"w": jnp.array([0.0, 1.5])})["w"].tolist()
@@ -46,7 +47,7 @@ def project_tree(geometry: Geometry, params: Any) -> Any:
 
     projected = nearest_points(geometry, params)
     if not is_traced(params):
-        _warn_of_new_norms(make_plan(geometry, params, rest=True), params, projected)
+        _warn_of_far_moves(make_plan(geometry, params, rest=True), params, projected)
     return projected
 
 
@@ -66,16 +67,28 @@ def nearest_points(geometry: Geometry, params: Any) -> Any:
     return plan.join(points, params, params)
 
 
-def _warn_of_new_norms(plan: Plan, before: Any, after: Any) -> None:
-    """Warn if weights on spheres of the default radius change their norms by a factor of two."""
-    trees, factors = (plan.leaves(before), plan.leaves(after)), []
+def _warn_of_far_moves(plan: Plan, before: Any, after: Any) -> None:
+    """Warn of zeros that are no longer zero, and of norms on spheres of the default radius."""
+    trees, factors, zeros = (plan.leaves(before), plan.leaves(after)), [], []
     for weight in plan.weights:
         manifold, pair = weight.manifold, [weight.of(tree[weight.index]) for tree in trees]
         known = all(getattr(x, "is_fully_addressable", hasattr(x, "__array__")) for x in pair)
-        if known and isinstance(manifold, Hypersphere) and manifold.scale == 1:
+        if not known or not manifold.constrained:
+            continue
+        if isinstance(manifold, Hypersphere) and manifold.scale == 1:
             old, new = (np.linalg.norm(np.asarray(x).astype(np.float64)) for x in pair)
             if new > 2 * old or old > 2 * new:
                 factors.append(f"{weight.path!r} (times {new / old if old else math.inf:.2g})")
+        elif not np.asarray(pair[0]).any() and np.asarray(pair[1]).any():
+            zeros.append(weight.path)
+    if zeros:
+        warnings.warn(
+            f"project_tree: no point is nearest to the zeros of {zeros}, and what the model"
+            " computes may change. Let a factor of an adapter that starts at zero be free, and"
+            " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's"
+            " convention.",
+            stacklevel=3,
+        )
     if factors:
         warnings.warn(
             f"project_tree: spheres of radius 1 change the norms of {', '.join(factors)}. An"

@@ -65,6 +65,8 @@ def test_adapter_with_zero_b_is_told_which_factor_to_constrain():
     adapter = {"A": normal(2, 2, 5), "B": np.zeros((8, 2), np.float32)}
     with pytest.raises(ValueError, match=r"zeros of \['B'\]: project_tree would change .*zero='B'"):
         manifold_muon(0.1, low_rank((8, 5), 2)).init(adapter)
+    with pytest.warns(UserWarning, match=r"zeros of \['B'\].* Let a factor .*zero='B'"):
+        project_tree(low_rank((8, 5), 2), adapter)
     geometry = low_rank((8, 5), 2, zero="B")
     assert geometry == {"A": Stiefel(FanRatio()), "B": Euclidean(RMSToRMS())}
     projected = project_tree(geometry, adapter)

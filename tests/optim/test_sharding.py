@@ -236,7 +236,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("case", KEPT)
 @pytest.mark.parametrize("kind", ["Auto", "Explicit"])
-def test_steps_keep_sharding_and_compile_once(kind, case, name):
+def test_steps_keep_sharding_and_compile_once(kind, case, name, capfd):
     sizes, lead, spec = KEPT[case]
     tx, names = OPTIMIZERS[name], ("data", "fsdp")[: len(sizes)]
     devices = jax.devices()[: int(np.prod(sizes))]
@@ -257,3 +257,4 @@ def test_steps_keep_sharding_and_compile_once(kind, case, name):
     for x in jax.tree.leaves(updates):
         assert x.sharding.is_equivalent_to(place, x.ndim)
     jax.tree.map(lambda x, y: x.sharding.is_equivalent_to(*y) or pytest.fail(f"{x}"), state, start)
+    assert "rematerialization" not in capfd.readouterr().err

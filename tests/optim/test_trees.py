@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from manifoldmuon import optim
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Hypersphere, Stiefel
-from manifoldmuon.norms import RMSToRMS
+from manifoldmuon.norms import RMSToRMS, Spectral
 from tests.optim.training import drawn, train
 
 SHAPES = {f"layer{i}": {"kernel": (6, 4), "table": (5, 3)} for i in range(3)}
@@ -107,14 +107,27 @@ def test_distances_with_master_copies_are_those_of_the_copies():
         assert optim.monitor_scalars(state, geometry, after)["distance/w"] < 1e-6
 
 
-def test_schedule_of_arrays_is_accepted_by_init():
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: optim.manifold_muon(rate, Stiefel()),
+        lambda rate: optim.muon(rate, Euclidean(Spectral())),
+        lambda rate: optim.muonh(rate, Hypersphere(ndim=2)),
+        lambda rate: optim.adamh(rate, Hypersphere(ndim=2)),
+        lambda rate: optim.riemannian_adam(rate, Stiefel()),
+        lambda rate: optim.riemannian_sgd(rate, Stiefel()),
+        lambda rate: optim.descend(rate, Stiefel()),
+        lambda rate: optim.optax_muon(rate),
+    ],
+)
+def test_schedule_of_arrays_is_accepted_by_init(make):
     """`count` has the methods of an int32 array, as in Optax."""
 
     def rate(count: Any) -> Any:
         assert count.dtype == jnp.int32
         return 0.1 * count.astype(jnp.float32)
 
-    tx, params = optim.manifold_muon(rate, Stiefel()), jnp.eye(3)
+    tx, params = make(rate), jnp.eye(3)
     assert jax.tree.structure(tx.init(params)) == jax.tree.structure(jax.jit(tx.init)(params))
 
 
