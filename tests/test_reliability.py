@@ -71,6 +71,14 @@ def test_past_failures_pass_checks(case):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_gap_of_denormal_gradient_is_a_bound(seed, monkeypatch):
+    band = manifolds.SpectralBand(0.5, 2.0, solver=DouglasRachford(steps=12))
+    monkeypatch.setitem(MATRICES, "SpectralBand", band)
+    check_case(Case("SpectralBand", (2, 4, 4), "float32", -139, -7, 1.0, "normal", seed))
+
+
+@pytest.mark.slow
 def test_failed_splitting_falls_back_to_tangent_part(monkeypatch):
     """A single iteration fails: on a cone the tangent part gains more, and never less than 0."""
     monkeypatch.setattr(_douglas_rachford, "_PENALTY", 1e-3)
