@@ -106,6 +106,38 @@ def test_kernel_is_one_point_in_every_dimension(reader, dims, groups, copies):
     assert row.copies == copies * groups
 
 
+class Transposed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.ConvTranspose(6, (2, 3), use_bias=False)(x)
+
+
+def transposed(reader):
+    """Return the geometry and kernel of a transposed convolution from 4 to 6 channels."""
+    if reader is read_linen:
+        x = jnp.ones((1, 2, 3, 4))
+        params = jax.eval_shape(Transposed().init, KEY, x)["params"]
+        return linen.geometry(Transposed(), (x,), Stiefel(), convolutions=KERNELS), params
+    if reader is read_nnx:
+        model = nnx.ConvTranspose(4, 6, (2, 3), use_bias=False, rngs=nnx.Rngs(0))
+        found = nnx_reader.geometry(model, Stiefel(), convolutions=KERNELS)
+        return found, nnx.state(model, nnx.Param)
+    model = eqx.nn.ConvTranspose2d(4, 6, (2, 3), use_bias=False, key=KEY)
+    found = equinox.geometry(model, Stiefel(), convolutions=KERNELS)
+    return found, eqx.filter(model, eqx.is_array)
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_transposed_convolution_is_one_point(reader):
+    geometry, params = transposed(reader)
+    (entry,) = [x for x in geometry.values() if x is not None]
+    (kernel,) = jax.tree.leaves(params)
+    found = entry.layout.inward(np.zeros(kernel.shape))
+    assert found.shape == (2, 3, 6, 4)  # taps, then fan-out and fan-in
+    (row,) = optim.tabulate(geometry, params).rows
+    assert row.copies == 1
+
+
 def test_depthwise_sequence_kernel_steps_in_its_own_norm():
     """Mamba's and Conformer's kernel: 24 channels, a group each, four taps."""
     model = nnx.Conv(24, 24, (4,), feature_group_count=24, use_bias=False, rngs=nnx.Rngs(0))
