@@ -15,7 +15,7 @@ from flax import nnx
 from manifoldmuon import optim
 from manifoldmuon.frameworks import equinox, linen
 from manifoldmuon.frameworks import nnx as nnx_reader
-from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Stiefel
 from manifoldmuon.norms import ConvRMSToRMS
 
 KERNELS = Euclidean(ConvRMSToRMS())
@@ -130,7 +130,8 @@ def transposed(reader):
 @pytest.mark.parametrize("reader", READERS)
 def test_transposed_convolution_is_one_point(reader):
     geometry, params = transposed(reader)
-    (entry,) = [x for x in geometry.values() if x is not None]
+    (entry,) = geometry.values()
+    assert isinstance(entry, LaidOut)
     (kernel,) = jax.tree.leaves(params)
     found = entry.layout.inward(np.zeros(kernel.shape))
     assert found.shape == (2, 3, 6, 4)  # taps, then fan-out and fan-in
