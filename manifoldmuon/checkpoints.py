@@ -268,8 +268,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         try:
             return read()
         except Exception as error:  # the type depends on the damaged file
-            line = " ".join(str(error).split())[:160]
-            raise self._damaged(step, f"its {name} cannot be read ({line})") from error
+            raise self._damaged(step, f"its {name} cannot be read ({_one_line(error)})") from error
 
     def _damaged(self, step: int, reason: str) -> CheckpointError:
         older = [s for s in sorted(self.manager.all_steps()) if s < step]
@@ -285,8 +284,12 @@ def _in_all_processes(call: Callable[[Any], Any], value: Any) -> Any:
     except (AssertionError, RuntimeError) as error:  # values differ, or a process is missing
         raise CheckpointError(
             "every process of the job has to call save, with the same step; got"
-            f" {' '.join(str(error).split())[:160]!r}"
+            f" {_one_line(error)!r}"
         ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:160]
 
 
 def describe_geometry(table: Table) -> dict[str, Any]:

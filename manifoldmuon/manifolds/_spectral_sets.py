@@ -49,9 +49,8 @@ class BoundedSpectrum(ScaledMatrices):
         left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
         values = times_power_of_two(values, exponent, 1) / self._scale(point)
         sigma = self._nearest(values)
-        return (self._scale(point) * arrays.product(left * sigma[..., None, :], right)).astype(
-            point.dtype
-        )
+        projected = self._scale(point) * arrays.product(left * sigma[..., None, :], right)
+        return projected.astype(point.dtype)
 
     def distance(self, point: Matrices) -> Numbers:
         """Return the largest `|sigma_i - its nearest allowed value| / scale`, by an SVD."""

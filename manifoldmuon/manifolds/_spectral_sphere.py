@@ -155,9 +155,8 @@ class SpectralSphere(BoundedSpectrum):
         """
         unit, (scaled, _) = self._unit(point), scale_to_unit_exponent(grad, 2)
         scaled = arrays.tall(scaled)
-        rest = arrays.frobenius_norm(
-            scaled - arrays.product(unit, arrays.sym(arrays.product(unit.mT, scaled)))
-        )
+        normal = arrays.product(unit, arrays.sym(arrays.product(unit.mT, scaled)))
+        rest = arrays.frobenius_norm(scaled - normal)
         size = arrays.frobenius_norm(scaled)
         return (rest <= noise_share(point.dtype) * size) & (size > 0)
 

@@ -67,9 +67,8 @@ class _Orthonormal(ScaledMatrices):
         return _like(nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
-        return arrays.match_orientation(
-            self._tangent_part(self._at(point), arrays.tall(vector)), vector
-        )
+        tangent = self._tangent_part(self._at(point), arrays.tall(vector))
+        return arrays.match_orientation(tangent, vector)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         scale = self._scale(point)

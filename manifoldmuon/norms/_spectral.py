@@ -55,9 +55,8 @@ class Spectral(Norm):
         return (linalg.nuclear_norm(grad) * self._scale(grad)).astype(grad.dtype)
 
     def dualize(self, grad: Matrices) -> Matrices:
-        return (self._scale(grad) * linalg.msign(arrays.upcast(grad), self.method)).astype(
-            grad.dtype
-        )
+        sign = linalg.msign(arrays.upcast(grad), self.method)
+        return (self._scale(grad) * sign).astype(grad.dtype)
 
     def gap(self, grad: Matrices, direction: Matrices) -> Numbers:
         scaled, _ = scale_to_unit_exponent(grad, 2)

@@ -51,7 +51,7 @@ from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry
 from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
-from manifoldmuon.optim._trees import nearest_points
+from manifoldmuon.optim._trees import ADAPTERS, nearest_points
 
 Start = tuple[str, Entry, Any]
 _FAR = 0.1
@@ -236,9 +236,7 @@ def _raise_if_far(paths: list[str], *numbers: Any) -> None:
         zeros = [path for path, x in is_zero if x and sizes[path] > _FAR][:_SHOWN]
         hint = (
             f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
-            " model computes. For a factor of an adapter that starts at zero, let it be free and"
-            " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's"
-            " convention."
+            f" model computes. {ADAPTERS}"
         )
         more = [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
         raise ValueError(

@@ -23,6 +23,11 @@ from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry, constrained
 from manifoldmuon.optim._plan import Plan, make_plan
 
+ADAPTERS = (
+    "Let a factor of an adapter that starts at zero be free, and constrain the random one:"
+    " manifolds.low_rank(shape, rank, zero='B') in PEFT's convention."
+)
+
 
 def project_tree(geometry: Geometry, params: Any) -> Any:
     """Project every parameter to the nearest point of its manifold.
@@ -84,9 +89,7 @@ def _warn_of_far_moves(plan: Plan, before: Any, after: Any) -> None:
     if zeros:
         warnings.warn(
             f"project_tree: no point is nearest to the zeros of {zeros}, and what the model"
-            " computes may change. Let a factor of an adapter that starts at zero be free, and"
-            " constrain the random one: manifolds.low_rank(shape, rank, zero='B') in PEFT's"
-            " convention.",
+            f" computes may change. {ADAPTERS}",
             stacklevel=3,
         )
     if factors:

@@ -176,9 +176,8 @@ def unit(
     # Drop a rounding error: normalised, it would be a whole step.
     noise = noise_share(point.dtype, vector.dtype) * arrays.frobenius_norm(vector, ndim)
     rounded = arrays.frobenius_norm(projected, ndim) <= noise
-    return powers_of_two.to_unit_norm(
-        jnp.where(arrays.expand_trailing(rounded, ndim), 0, projected), ndim
-    ), {}
+    projected = jnp.where(arrays.expand_trailing(rounded, ndim), 0, projected)
+    return powers_of_two.to_unit_norm(projected, ndim), {}
 
 
 def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:

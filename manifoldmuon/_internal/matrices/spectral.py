@@ -46,9 +46,8 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
         after = arrays.frobenius_norm(image, 1)
         # If S maps the basis into its span, only rounding errors remain: stop at zero.
         after = jnp.where(after > noise * most, after, 0)
-        vector = jnp.where(arrays.expand_trailing(after > 0, 1), image, 0) / arrays.expand_trailing(
-            arrays.nonzero_or_one(after), 1
-        )
+        image = jnp.where(arrays.expand_trailing(after > 0, 1), image, 0)
+        vector = image / arrays.expand_trailing(arrays.nonzero_or_one(after), 1)
         return (basis, vector, most), (value, after)
 
     steps = min(steps, gram.shape[-1])
@@ -84,9 +83,8 @@ def _largest_eigenpair_jvp(steps, primals, tangents):
 
     def solve(_, right):
         inside = over_gaps * _apply(basis.mT, right)
-        return _apply(basis, inside) + along(right) / arrays.expand_trailing(
-            arrays.nonzero_or_one(value), 1
-        )
+        size = arrays.expand_trailing(arrays.nonzero_or_one(value), 1)
+        return _apply(basis, inside) + along(right) / size
 
     right = image - arrays.expand_trailing(slope, 1) * vector
     turn = jax.lax.custom_linear_solve(shifted, right, solve, symmetric=True)
@@ -180,9 +178,8 @@ def nuclear_parts(
       `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
     """
     rest = x - arrays.right_multiply(x, arrays.gram_matrix(polar, polar, precision), precision)
-    return arrays.inner_product(x, polar), math.sqrt(min(x.shape[-2:])) * arrays.frobenius_norm(
-        rest
-    )
+    missed = math.sqrt(min(x.shape[-2:])) * arrays.frobenius_norm(rest)
+    return arrays.inner_product(x, polar), missed
 
 
 def _apply(matrix, vector):

@@ -121,9 +121,8 @@ class Cayley(Retraction):
         right = jnp.concatenate([point, -half], axis=-1)
         small = arrays.product(right.mT, left) / 2
         system = arrays.identity_like(small) - small
-        return point + arrays.product(
-            left, jnp.linalg.solve(system, arrays.product(right.mT, point))
-        )
+        solved = jnp.linalg.solve(system, arrays.product(right.mT, point))
+        return point + arrays.product(left, solved)
 
 
 @dataclasses.dataclass(frozen=True)

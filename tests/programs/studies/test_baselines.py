@@ -1,4 +1,4 @@
-"""Baseline solvers of a study: feasible, certified, scale-free, warm-started."""
+"""Baseline solvers of a benchmark: feasible, certified, scale-free, warm-started."""
 
 import jax
 import jax.numpy as jnp
