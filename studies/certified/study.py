@@ -95,7 +95,8 @@ class CertifiedNetworks(Study):
     tuning_epochs: float = option(0.0, "epochs of a trial; 0: as many as the training")
     held_out: float = option(1 / 6, "share of the training images that chooses rates")
     tuned: Path | None = option(
-        None, "record with tuned numbers; other methods are tuned", recorded=False)
+        None, "record with tuned numbers, of any network; other methods are tuned",
+        recorded=False)
     speeds: Path | None = option(
         None, "record with relative CPU times, for other machines", recorded=False)
     attacked: int = option(500, "number of test images to attack")
@@ -151,8 +152,9 @@ class CertifiedNetworks(Study):
         return {**found, "relative_time": speed._asdict()}
 
     def _tuned(self, cell: Cell) -> "Tuned | None":
-        """Read tuned numbers from the record `tuned`; None if it lacks them."""
-        row = self._row(self.tuned, cell)
+        """Read tuned numbers from the record `tuned`, of another network if it lacks this one;
+        None if it lacks the method."""
+        row = self._row(self.tuned, cell) or self._row(self.tuned, {"method": cell["method"]})
         return None if row is None else Tuned(**{field: row[field] for field in Tuned._fields})
 
     def _speed(self, cell: Cell) -> RelativeTime | None:
@@ -161,7 +163,7 @@ class CertifiedNetworks(Study):
         return None if row is None else RelativeTime(**row["relative_time"])
 
     def _row(self, path: Path | None, cell: Cell) -> Row | None:
-        names = {key: cell[key] for key in ("network", "method")}
+        names = {key: cell[key] for key in cell if key in ("network", "method")}
         rows = [] if path is None else read_record(path, self.name)["rows"]
         return next((row for row in rows if names.items() <= row.items()), None)
 
