@@ -223,8 +223,8 @@ class SkewExponential(Parametrised):
     """The exponential of a skew matrix (SOC; Singla and Feizi, arXiv:2105.11417).
 
     `exp(F Q^T - Q F^T) Q` with the free array F and the first weight Q, which reaches every
-    direction from Q. A Taylor series of six terms, used twice with half of the matrix;
-    with tall Q each term costs four products with the short side.
+    direction from Q. A Taylor series of six terms, used twice with half of the matrix. Every term
+    is `Q A + F B`, so that only the small square matrices A and B are iterated.
     """
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
@@ -232,13 +232,18 @@ class SkewExponential(Parametrised):
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
         first, moves = _tall(carry), _tall(free) / SOC_PARTS
-        found = first
+        cross, gram = first.mT @ moves, moves.mT @ moves
+        a = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
+        b = jnp.zeros_like(gram)
         for _ in range(SOC_PARTS):
-            term = found
+            last_a, last_b = a, b
             for power in range(1, SOC_TERMS + 1):
-                term = (moves @ (first.mT @ term) - first @ (moves.mT @ term)) / power
-                found = found + term
-        return _like(found, free)
+                last_a, last_b = (
+                    -(cross.mT @ last_a + gram @ last_b) / power,
+                    (last_a + cross @ last_b) / power,
+                )
+                a, b = a + last_a, b + last_b
+        return _like(first @ a + moves @ b, free)
 
 
 @dataclasses.dataclass(frozen=True)
