@@ -7,13 +7,14 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.core import Tracer
+from jax.typing import ArrayLike, DTypeLike
 
 Check = Callable[[str, Any], None]
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -126,30 +127,40 @@ def shown(value: Any) -> str:
     return text if len(text) <= 120 else f"{text[:80]} ... {text[-30:]}"
 
 
-def check_arguments(**checks: Check) -> Callable[[_F], _F]:
-    """Return a decorator that checks arguments by name before it calls the function.
+def checked(function: _F) -> _F:
+    """Check the arguments of a function by its annotations, before each call.
 
-    It also replaces every `optax.MultiSteps` by its transformation.
-
-    Args:
-      **checks: checks by argument name; they take precedence over `CHECKS`.
+    `name: Annotated[kind, check]` is checked by `check("function: name", value)`. With `| None`
+    behind it, None passes. Every `optax.MultiSteps` is replaced by its transformation.
     """
+    names = tuple(inspect.signature(function).parameters)
 
-    def decorate(function: _F) -> _F:
-        names = tuple(inspect.signature(function).parameters)
+    @functools.cache  # names of types are looked up at the first call, when all are defined
+    def checks() -> dict[str, Check]:
+        hints = get_type_hints(function, include_extras=True)
+        return {name: _check_of(hints[name]) for name in names}
 
-        @functools.wraps(function)
-        def make(*args: Any, **kwargs: Any) -> Any:
-            args = tuple([as_transformation(value) for value in args])
-            kwargs = {name: as_transformation(value) for name, value in kwargs.items()}
-            for name, value in (dict(zip(names, args, strict=False)) | kwargs).items():
-                if check := checks.get(name, CHECKS.get(name)):
-                    check(f"{function.__name__}: {name}", value)
-            return function(*args, **kwargs)
+    @functools.wraps(function)
+    def make(*args: Any, **kwargs: Any) -> Any:
+        args = tuple([as_transformation(value) for value in args])
+        kwargs = {name: as_transformation(value) for name, value in kwargs.items()}
+        for name, value in (dict(zip(names, args, strict=False)) | kwargs).items():
+            if name in names:
+                checks()[name](f"{function.__name__}: {name}", value)
+        return function(*args, **kwargs)
 
-        return cast(_F, make)
+    return cast(_F, make)
 
-    return decorate
+
+def _check_of(hint: Any) -> Check:
+    found = [c for part in (hint, *get_args(hint)) for c in getattr(part, "__metadata__", ())]
+    absent = type(None) in get_args(hint)
+
+    def check(name: str, value: Any) -> None:
+        for each in found if value is not None or not absent else ():
+            each(name, value)
+
+    return check
 
 
 def as_transformation(value: Any) -> Any:
@@ -187,6 +198,11 @@ def number(
     return check
 
 
+def whole(within: str) -> Check:
+    """Return a check for integers in an interval."""
+    return functools.partial(check_number, within=within, whole=True)
+
+
 _REAL = "real floating", "integral"
 
 
@@ -214,28 +230,16 @@ def one_of(*kinds: Any) -> Check:
     return check
 
 
-def optional(check: Check) -> Check:
-    """Return a check that also takes None."""
-    return lambda name, value: None if value is None else check(name, value)
-
-
-CHECKS: dict[str, Check] = {
-    "learning_rate": number("[0, inf)", schedule=True),
-    "gain": number("[0, inf)", schedule=True),
-    "momentum": number("[0, 1)", none=True),
-    "decay": number("[0, 1)"),
-    "b1": number("[0, 1)"),
-    "b2": number("[0, 1)"),
-    "eps": number("[0, inf)"),
-    "clip": number("(0, inf)", none=True, transformation=True),
-    "weight_decay": number("[0, inf)", none=True, schedule=True),
-    "tolerance": number("[0, inf)", none=True),
-    "steps": functools.partial(check_number, within="[1, inf)", whole=True),
-    "nesterov": one_of(bool, np.bool_),
-    "track_gap": one_of(bool, np.bool_),
-    "accumulator_dtype": optional(check_dtype),
-    "dtype": check_dtype,
-    "base": one_of(optax.GradientTransformation),
-    "inner": one_of(optax.GradientTransformation),
-    "tx": one_of(optax.GradientTransformation),
-}
+# Types of arguments with their checks; see `checked`.
+Rate = Annotated[optax.ScalarOrSchedule, number("[0, inf)", schedule=True)]
+WeightDecay = Annotated[optax.ScalarOrSchedule | None, number("[0, inf)", none=True, schedule=True)]
+Momentum = Annotated[ArrayLike | None, number("[0, 1)", none=True)]
+Decay = Annotated[ArrayLike, number("[0, 1)")]
+Epsilon = Annotated[ArrayLike, number("[0, inf)")]
+Clip = Annotated[
+    ArrayLike | optax.GradientTransformation | None,
+    number("(0, inf)", none=True, transformation=True),
+]
+Flag = Annotated[bool, one_of(bool, np.bool_)]
+DType = Annotated[DTypeLike, check_dtype]
+Optimizer = Annotated[optax.GradientTransformation, one_of(optax.GradientTransformation)]

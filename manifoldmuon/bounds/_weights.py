@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from manifoldmuon._internal.arguments import check_arguments, check_number, finite_array, number
+from manifoldmuon._internal.arguments import check_number, checked, finite_array, number
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon.manifolds import (
     EmbeddingRows,
@@ -44,12 +44,17 @@ class MatrixBounds:
     least_row: float = 0.0
 
 
-@check_arguments(
-    shape=lambda name, shape: check_number(f"{name}: its length", len(shape), within="[2, inf)"),
-    drift=number("[0, inf)"),
-)
+def _check_shape(name: str, shape: Shape) -> None:
+    check_number(f"{name}: its length", len(shape), within="[2, inf)")
+
+
+@checked
 @functools.singledispatch
-def matrix_bounds(space: object, shape: Shape, drift: float = 0.0) -> MatrixBounds:
+def matrix_bounds(
+    space: object,
+    shape: Annotated[Shape, _check_shape],
+    drift: Annotated[float, number("[0, inf)")] = 0.0,
+) -> MatrixBounds:
     """Bound the points of a manifold, or the unit ball of a norm.
 
     A generic function with an implementation for each type of manifold and for each norm of steps

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
-from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import check_arguments, number
+from manifoldmuon._internal.arguments import (
+    Clip,
+    Decay,
+    DType,
+    Flag,
+    Momentum,
+    Rate,
+    WeightDecay,
+    checked,
+)
 from manifoldmuon._internal.matrices.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -34,9 +42,9 @@ class ScaleByNeuronRMSState(NamedTuple):
     nu: dict[str, Any]
 
 
-@check_arguments()
+@checked
 def scale_by_neuron_rms(
-    geometry: Geometry, decay: ArrayLike = 0.95
+    geometry: Geometry, decay: Decay = 0.95
 ) -> optax.GradientTransformationExtraArgs:
     """Divide each neuron's update by its running root mean square: the second half of NorMuon.
 
@@ -106,18 +114,18 @@ def _other_axes(manifold: Manifold) -> tuple[int, ...]:
     return tuple(axis for axis in range(-manifold.ndim, 0) if axis != -2)
 
 
-@check_arguments(neuron_decay=number("[0, 1)"))
+@checked
 def normuon(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    momentum: ArrayLike | None = 0.95,
-    neuron_decay: ArrayLike = 0.95,
+    momentum: Momentum = 0.95,
+    neuron_decay: Decay = 0.95,
     *,
-    method: MsignMethod | None = TRAINING_MSIGN,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
+    nesterov: Flag = True,
+    accumulator_dtype: DType | None = "float32",
+    clip: Clip = None,
+    weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """NorMuon: `muon` with `scale_by_neuron_rms` after its directions (arXiv:2510.05491).

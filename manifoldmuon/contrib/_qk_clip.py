@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.arguments import check_arguments, number
+from manifoldmuon._internal.arguments import Optimizer, checked, number
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
 from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import Spec, match_prefix
@@ -27,13 +27,13 @@ Heads = Spec[Layout | None]
 """A prefix tree, a `by_path` object, or a function of path and leaf: a `Layout`, or None."""
 
 
-@check_arguments(threshold=number("(0, inf)"), power=number("(0, inf)"))
+@checked
 def with_qk_clip(
-    inner: optax.GradientTransformation,
+    inner: Optimizer,
     geometry: Geometry,
     heads: Heads,
-    threshold: ArrayLike = 100.0,
-    power: ArrayLike = 0.5,
+    threshold: Annotated[ArrayLike, number("(0, inf)")] = 100.0,
+    power: Annotated[ArrayLike, number("(0, inf)")] = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
     """Keep attention logits below a threshold by scaling query and key weights: QK-Clip.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
-from manifoldmuon._internal.arguments import check_arguments, check_number, shown
+from manifoldmuon._internal.arguments import Optimizer, checked, shown, whole
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import explicit_mesh
@@ -52,13 +52,12 @@ class QuantizedState(NamedTuple):
     scales: dict[str, jax.Array]
 
 
-@check_arguments(
-    bits=_check_bits,
-    block=functools.partial(check_number, within="[2, inf)", whole=True),
-    min_size=functools.partial(check_number, within="[0, inf)", whole=True),
-)
+@checked
 def quantized(
-    inner: optax.GradientTransformation, bits: int = 8, block: int = 128, min_size: int = 4096
+    inner: Optimizer,
+    bits: Annotated[int, _check_bits] = 8,
+    block: Annotated[int, whole("[2, inf)")] = 128,
+    min_size: Annotated[int, whole("[0, inf)")] = 4096,
 ) -> Transformation:
     """Keep a transformation's momentum in 8 or 4 bits.
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.arguments import one_of, optional, shown
+from manifoldmuon._internal.arguments import one_of, shown
 from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Lipschitz
@@ -74,8 +74,8 @@ class Choices:
                     f"geometry: {field} must be a Manifold; got {shown(value)}: the layout follows"
                     " from the module"
                 )
-            else:
-                optional(one_of(Manifold))(f"geometry: {field}", value)
+            elif value is not None:
+                one_of(Manifold)(f"geometry: {field}", value)
         one_of(bool)("geometry: per_head", self.per_head)
         if not isinstance(self.overrides, Mapping | None):
             raise TypeError(f"geometry: overrides must be a dictionary; got {self.overrides!r}")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_arguments
+from manifoldmuon._internal.arguments import Rate, checked
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.trees.matching import Matched, match
@@ -40,10 +40,8 @@ class ScaleByAGDState(NamedTuple):
     summary: Float[Array, ""]
 
 
-@check_arguments()
-def agd(
-    layouts: Layouts, gain: optax.ScalarOrSchedule = 1.0
-) -> optax.GradientTransformationExtraArgs:
+@checked
+def agd(layouts: Layouts, gain: Rate = 1.0) -> optax.GradientTransformationExtraArgs:
     r"""Automatic gradient descent (arXiv:2304.05187, theorem 2): no learning rate, no schedule.
 
     For a network of `L` layers, trained with the square loss `|f - y|^2 / (2 d_L)`, on inputs

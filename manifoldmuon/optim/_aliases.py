@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import optax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 
-from manifoldmuon._internal.arguments import number, one_of, optional
+from manifoldmuon._internal.arguments import (
+    Clip,
+    Decay,
+    DType,
+    Epsilon,
+    Flag,
+    Momentum,
+    Optimizer,
+    Rate,
+    WeightDecay,
+    checked,
+    number,
+)
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -19,7 +31,6 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._descend import descend
@@ -39,8 +50,6 @@ from manifoldmuon.optim.rules import (
     unit,
 )
 
-_checked = checked(rest=optional(one_of(optax.GradientTransformation)))
-
 
 def decay_transformations(
     weight_decay: optax.ScalarOrSchedule | None, geometry: Geometry
@@ -54,19 +63,19 @@ def decay_transformations(
     return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
 
-@_checked
+@checked
 def manifold_muon(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    momentum: ArrayLike | None = 0.95,
+    momentum: Momentum = 0.95,
     *,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    rest: optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    nesterov: Flag = True,
+    accumulator_dtype: DType | None = "float32",
+    clip: Clip = None,
+    rest: Optimizer | None = None,
+    weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
-    track_gap: bool = True,
+    track_gap: Flag = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent with momentum on manifolds; on Stiefel matrices this is manifold Muon.
 
@@ -136,20 +145,20 @@ def manifold_muon(
     return gradient_transformation(update_fn, whole.init, whole.init, type(whole))
 
 
-@_checked
+@checked
 def muon(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    momentum: ArrayLike | None = 0.95,
+    momentum: Momentum = 0.95,
     *,
-    method: MsignMethod | None = TRAINING_MSIGN,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    rest: optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
+    nesterov: Flag = True,
+    accumulator_dtype: DType | None = "float32",
+    clip: Clip = None,
+    rest: Optimizer | None = None,
+    weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
-    track_gap: bool = False,
+    track_gap: Flag = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
 
@@ -213,22 +222,19 @@ def muon(
     return gradient_transformation(descent.update, init_fn, descent.init, type(descent))
 
 
-_balls = checked(rest=optional(one_of(optax.GradientTransformation)), radial=number("[0, 1]"))
-
-
-@_balls
+@checked
 def muonh(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    momentum: ArrayLike = 0.9,
+    momentum: Decay = 0.9,
     *,
-    method: MsignMethod | None = TRAINING_MSIGN,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    rest: optax.GradientTransformation | None = None,
+    method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
+    nesterov: Flag = True,
+    accumulator_dtype: DType | None = "float32",
+    clip: Clip = None,
+    rest: Optimizer | None = None,
     radius: Radius = None,
-    radial: ArrayLike = 1.0,
+    radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonH: Muon's directions for matrices that keep their initial norm.
@@ -282,18 +288,18 @@ def muonh(
     return _with_rest([ball], geometry, rest, clip)
 
 
-@_balls
+@checked
 def adamh(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    b1: ArrayLike = 0.9,
-    b2: ArrayLike = 0.999,
-    eps: ArrayLike = 1e-8,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: Epsilon = 1e-8,
     *,
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    rest: optax.GradientTransformation | None = None,
+    clip: Clip = None,
+    rest: Optimizer | None = None,
     radius: Radius = None,
-    radial: ArrayLike = 1.0,
+    radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamH: Adam's directions for weights that keep their initial norm.

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon._internal.arguments import one_of
+from manifoldmuon._internal.arguments import Optimizer, checked, number, one_of, whole
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.trees.transformations import Terminal, Transformation
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
 from manifoldmuon.optim._monitor import monitor_distance
 from manifoldmuon.optim._plan import make_plan
 from manifoldmuon.optim._trees import init_tree
 
 
-@checked()
+@checked
 def chain(*transformations: optax.GradientTransformation) -> Transformation:
     """Return `optax.chain` of the transformations, and refuse transformations after `retract`.
 
@@ -58,14 +57,14 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
     return (Terminal if ends else Transformation)(*optax.chain(*transformations))
 
 
-@checked()
+@checked
 def check_chain(
-    tx: optax.GradientTransformation,
+    tx: Optimizer,
     geometry: Geometry,
     params: Any,
     *,
-    steps: int = 3,
-    tolerance: float | None = None,
+    steps: Annotated[int, whole("[1, inf)")] = 3,
+    tolerance: Annotated[float | None, number("[0, inf)", none=True)] = None,
     value_fn: Callable[[Any], Any] | None = None,
     **extra_args: Any,
 ) -> None:

@@ -13,6 +13,12 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from manifoldmuon._internal.arguments import (
+    Flag,
+    Rate,
+    WeightDecay,
+    checked,
+)
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.paths import is_hole
@@ -22,7 +28,6 @@ from manifoldmuon._internal.trees.transformations import (
     gradient_transformation,
 )
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, find_budgets
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry, constrained
@@ -45,14 +50,14 @@ class DescendState(NamedTuple):
     steepest: ScaleBySteepestState
 
 
-@checked()
+@checked
 def descend(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
     *,
     budgets: Budgets = 1.0,
-    weight_decay: optax.ScalarOrSchedule | None = None,
-    track_gap: bool = True,
+    weight_decay: WeightDecay = None,
+    track_gap: Flag = True,
 ) -> Transformation:
     """Take the steepest step of a given length, as a fused chain.
 

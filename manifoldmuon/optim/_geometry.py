@@ -8,7 +8,7 @@ import math
 import operator
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 _SHOWN = 5  # maximum number of parameters listed in a warning
 Entry = Manifold | LaidOut
-Geometry = Spec[Entry | None]
+Geometry = Annotated[Spec[Entry | None], lambda name, value: check_geometry(name, value)]
 """A prefix tree of `Manifold`, `LaidOut` and None, a `by_path` object, or a function of path and
 leaf. None leaves a parameter to another optimizer; see `hybrid`."""
 
@@ -107,7 +107,7 @@ def _warn_once(stacks: tuple[str, ...]) -> None:
     )
 
 
-def check_geometry_argument(name: str, geometry: Any) -> None:
+def check_geometry(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, checked without parameters."""
     if is_function(geometry):
         return

@@ -7,22 +7,19 @@ from typing import Any
 
 import optax
 
-from manifoldmuon._internal.arguments import one_of
+from manifoldmuon._internal.arguments import Optimizer, checked
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
     check_descends,
     gradient_transformation,
 )
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 
 
-@checked(rest=one_of(optax.GradientTransformation))
-def hybrid(
-    tx: optax.GradientTransformation, geometry: Geometry, rest: optax.GradientTransformation
-) -> Transformation:
+@checked
+def hybrid(tx: Optimizer, geometry: Geometry, rest: Optimizer) -> Transformation:
     """Train parameters with a manifold by `tx`, and parameters with the entry None by `rest`.
 
     The option `rest` of `manifold_muon`, `muon`, `muonh` and `adamh` does it in one call; this is

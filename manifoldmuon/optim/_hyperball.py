@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.arguments import check_arguments, number
+from manifoldmuon._internal.arguments import Optimizer, Rate, checked, number
 from manifoldmuon._internal.meshes.mesh import mesh_of
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
@@ -27,13 +27,13 @@ from manifoldmuon.optim._transformation import budgets_by_weight, by_weight
 from manifoldmuon.optim.rules import Rule, budget, keep_norm, on_sphere, rounded, then, unit
 
 
-@check_arguments(radial=number("[0, 1]"))
+@checked
 def hyperball(
-    base: optax.GradientTransformation,
-    learning_rate: optax.ScalarOrSchedule,
+    base: Optimizer,
+    learning_rate: Rate,
     geometry: Geometry,
     *,
-    radial: ArrayLike = 1.0,
+    radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
     radius: Radius = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from manifoldmuon._internal.arguments import check_arguments
+from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.first_values import check_values, is_traced, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
@@ -50,7 +50,7 @@ class KeepNormsState(NamedTuple):
     radius: dict[str, Any]
 
 
-@check_arguments()
+@checked
 def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
     """Keep each weight at the norm measured by `init`.
 

@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
+from manifoldmuon._internal.arguments import Flag, checked
 from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.transformations import Transformation
 from manifoldmuon.manifolds import Manifold
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._start import refuse_far
 from manifoldmuon.optim._transformation import transformation
 from manifoldmuon.optim.rules import direction, retraction, tangent
 
 
-@checked()
+@checked
 def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs:
     """Project each update onto the tangent space at its parameter.
 
@@ -65,9 +65,9 @@ class ScaleBySteepestState(NamedTuple):
     gap: dict[str, Any]
 
 
-@checked()
+@checked
 def scale_by_steepest(
-    geometry: Geometry, track_gap: bool = True
+    geometry: Geometry, track_gap: Flag = True
 ) -> optax.GradientTransformationExtraArgs:
     """Replace each gradient by the steepest tangent direction at its parameter.
 
@@ -115,7 +115,7 @@ def init_steepest(track_gap: bool, manifold: Manifold, shape: tuple[int, ...]) -
     return manifold.init_dual(shape), *numbers
 
 
-@checked()
+@checked
 def retract(geometry: Geometry) -> Transformation:
     """Emit `R_W(u) - W`, so that `optax.apply_updates` lands on the manifold.
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
+from manifoldmuon._internal.arguments import DType, Optimizer, checked
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon._internal.trees.transformations import Terminal, difference, require_arguments
-from manifoldmuon.optim._arguments import checked
 
 
 class MasterCopiesState(NamedTuple):
@@ -26,9 +26,9 @@ class MasterCopiesState(NamedTuple):
     inner: Any
 
 
-@checked()
+@checked
 def with_master_copies(
-    inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
+    inner: Optimizer, dtype: DType = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
     """Keep a copy of the parameters in float32 and take every step on it.
 

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Annotated, Protocol, runtime_checkable
 
 import optax
-from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.arguments import (
+    Clip,
+    DType,
+    Flag,
+    Momentum,
+    Optimizer,
+    Rate,
+    WeightDecay,
+    checked,
+    one_of,
+    shown,
+)
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._aliases import decay_transformations, manifold_muon
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
@@ -40,16 +49,16 @@ def _check_architecture(name: str, value: object) -> None:
         raise TypeError(f"{name} must have geometry() and budgets(); got {shown(value)}")
 
 
-@checked(architecture=_check_architecture)
+@checked
 def modular(
-    learning_rate: optax.ScalarOrSchedule,
-    architecture: Architecture,
-    momentum: ArrayLike | None = 0.95,
+    learning_rate: Rate,
+    architecture: Annotated[Architecture, _check_architecture],
+    momentum: Momentum = 0.95,
     *,
-    nesterov: bool = True,
-    accumulator_dtype: DTypeLike | None = "float32",
-    clip: ArrayLike | optax.GradientTransformation | None = None,
-    weight_decay: optax.ScalarOrSchedule | None = None,
+    nesterov: Flag = True,
+    accumulator_dtype: DType | None = "float32",
+    clip: Clip = None,
+    weight_decay: WeightDecay = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
 
@@ -89,14 +98,14 @@ def modular(
     )
 
 
-@checked(architecture=_check_architecture)
+@checked
 def normed(
-    learning_rate: optax.ScalarOrSchedule,
-    base: optax.GradientTransformation,
-    architecture: Architecture,
+    learning_rate: Rate,
+    base: Optimizer,
+    architecture: Annotated[Architecture, _check_architecture],
     *,
-    weight_decay: optax.ScalarOrSchedule | None = None,
-    iterations: PowerIterations = PowerIterations(),
+    weight_decay: WeightDecay = None,
+    iterations: Annotated[PowerIterations, one_of(PowerIterations)] = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     r"""Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
 

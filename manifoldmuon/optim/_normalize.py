@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
 
+from manifoldmuon._internal.arguments import Optimizer, checked, one_of
 from manifoldmuon._internal.matrices.arrays import (
     expand_trailing,
     inner_product,
@@ -20,7 +21,6 @@ from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.trees.transformations import check_ascends, gradient_transformation
 from manifoldmuon.manifolds import Manifold
 from manifoldmuon.norms import PowerIterations
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
@@ -43,13 +43,13 @@ class NormalizeState(NamedTuple):
     vectors: dict[str, Any]
 
 
-@checked()
+@checked
 def normalize(
-    base: optax.GradientTransformation,
+    base: Optimizer,
     geometry: Geometry,
     budgets: Budgets = 1.0,
     *,
-    iterations: PowerIterations = PowerIterations(),
+    iterations: Annotated[PowerIterations, one_of(PowerIterations)] = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     """Scale each leaf of an optimizer's updates to its target norm: normed descent.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import check_arguments, optional
+from manifoldmuon._internal.arguments import Epsilon, Flag, Rate, checked
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
@@ -28,28 +28,28 @@ _MATRIX = Euclidean(Spectral())
 _SCALES_BY_SHAPE = "consistent_rms" not in inspect.signature(optax.contrib.muon).parameters
 
 
-@check_arguments(method=optional(MsignMethod.check))
+@checked
 def optax_muon(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     ns_coeffs: Any = _JORDAN,
     ns_steps: ArrayLike = 5,
     beta: ArrayLike = 0.95,
-    eps: ArrayLike = 1e-8,
-    weight_decay: optax.ScalarOrSchedule = 0.0,
+    eps: Epsilon = 1e-8,
+    weight_decay: Rate = 0.0,
     weight_decay_mask: Any | Callable[[Any], Any] | None = None,
     mu_dtype: DTypeLike | None = None,
     *,
-    nesterov: bool = True,
+    nesterov: Flag = True,
     adaptive: bool = False,
     preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius",
     adam_b1: ArrayLike = 0.9,
     adam_b2: ArrayLike = 0.999,
     adam_eps_root: ArrayLike = 0.0,
-    adam_weight_decay: optax.ScalarOrSchedule = 0.0,
-    adam_learning_rate: optax.ScalarOrSchedule | None = None,
+    adam_weight_decay: Rate = 0.0,
+    adam_learning_rate: Rate | None = None,
     muon_weight_dimension_numbers: Any | Callable[[Any], Any] | None = None,
     consistent_rms: ArrayLike | None = None,
-    method: MsignMethod | None = None,
+    method: Annotated[MsignMethod, MsignMethod.check] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Replace `optax.contrib.muon` by changing an import: same call, updates and state.
 

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import optax
-from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon.optim._arguments import checked
+from manifoldmuon._internal.arguments import (
+    Decay,
+    DType,
+    Epsilon,
+    Flag,
+    Momentum,
+    Rate,
+    checked,
+)
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._links import project_tangent, retract
 
 
-@checked()
+@checked
 def riemannian_adam(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    b1: ArrayLike = 0.9,
-    b2: ArrayLike = 0.999,
-    eps: ArrayLike = 1e-8,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: Epsilon = 1e-8,
     *,
-    nesterov: bool = False,
-    accumulator_dtype: DTypeLike | None = "float32",
+    nesterov: Flag = False,
+    accumulator_dtype: DType | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam on manifolds, entry by entry in the coordinates of the surrounding space.
 
@@ -71,14 +78,14 @@ def riemannian_adam(
     )
 
 
-@checked()
+@checked
 def riemannian_sgd(
-    learning_rate: optax.ScalarOrSchedule,
+    learning_rate: Rate,
     geometry: Geometry,
-    momentum: ArrayLike | None = None,
+    momentum: Momentum = None,
     *,
-    nesterov: bool = False,
-    accumulator_dtype: DTypeLike | None = "float32",
+    nesterov: Flag = False,
+    accumulator_dtype: DType | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Riemannian stochastic gradient descent, with momentum or without.
 

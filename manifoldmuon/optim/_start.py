@@ -12,6 +12,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from manifoldmuon._internal.arguments import Optimizer, checked
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.first_values import (
     check_values,
@@ -47,7 +48,6 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.optim._arguments import checked
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Entry, Geometry
 from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
@@ -72,8 +72,8 @@ class StartOnState(NamedTuple):
     inner: Any
 
 
-@checked()
-def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transformation:
+@checked
+def start_on(tx: Optimizer, geometry: Geometry) -> Transformation:
     """Move weights to the nearest points of their manifolds in the first update.
 
     For trainers that make the weights themselves and have no hook for `project_tree`: `init`
@@ -148,8 +148,8 @@ def _cond(condition: Any, function: Any, value: Any) -> Any:
     return function(value) if condition else value  # eager `cond` compiles at every call
 
 
-@checked()
-def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
+@checked
+def start_anywhere(tx: Optimizer) -> Transformation:
     """Turn off the checks of first weights: `init` takes weights off their manifolds.
 
     Without them the first steps may be NaN. Use it where `init` must be free of callbacks, as for
