@@ -3,16 +3,28 @@
 import ast
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
-NAMES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+COMMAND = "    python -m benchmarks {}    # "
+
+
+def docstring(name: str) -> str:
+    """Return the docstring of a module beside this one."""
+    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    return ast.get_docstring(ast.parse(text)) or ""
 
 
 def summary(name: str) -> str:
-    """Return the first line of a benchmark's docstring."""
-    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    """Return the first line of a benchmark's docstring, and how long it takes."""
+    text = docstring(name)
+    duration = text.partition(COMMAND.format(name))[2].partition(";")[0]
+    return f"{text.partition(chr(10))[0]} ({duration})"
+
+
+FILES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
+NAMES = [name for name in FILES if COMMAND.format(name) in docstring(name)]
 
 
 def main() -> int:
@@ -30,8 +42,12 @@ def main() -> int:
 
 
 def run(name: str, options: Sequence[str]) -> int:
-    """Run a benchmark in a process, as some set JAX's devices; return its exit status."""
-    return subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
+    """Run a benchmark in a process, as some set JAX's devices, and print how long it took; return
+    its exit status."""
+    start = time.monotonic()
+    status = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *options]).returncode
+    print(f"{name}: {(time.monotonic() - start) / 60:.1f} minutes")
+    return status
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Compile time and kernels of a step on CPUs and TPUs, compared with Optax's Muon.
 
-    python -m benchmarks compiling    # ten minutes; docs/benchmarks/results/compiling.*
+    python -m benchmarks compiling    # seven minutes; docs/benchmarks/results/compiling.*
 
 A step is `update` and `apply_updates`, compiled together for the CPU and, if libtpu is
 installed, for a TPU chip (no TPU is needed). Times are CPU seconds without the compilation cache;

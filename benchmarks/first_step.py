@@ -1,6 +1,6 @@
 """Seconds of the first step on three small layers, each in a new process, compared with Optax.
 
-    python -m benchmarks first_step    # minutes; docs/benchmarks/results/first_step.*
+    python -m benchmarks first_step    # two minutes; docs/benchmarks/results/first_step.*
 
 The first step is `tx.init`, and `update` with `apply_updates`: traced, compiled without a cache,
 and run. Importing and starting JAX are not counted. Rounds are interleaved, and figures are minima.

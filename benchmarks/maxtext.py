@@ -1,7 +1,7 @@
 """Work, traffic and memory of MaxText's training step on eight TPU chips, by optimizer.
 
     pip install 'maxtext[tpu]' .    # in an environment of its own; no TPU is needed
-    python -m benchmarks maxtext    # docs/benchmarks/results/maxtext.*
+    python -m benchmarks maxtext    # tens of minutes; docs/benchmarks/results/maxtext.*
 
 Nothing runs: MaxText's `train_compile` compiles its own training step for eight v5e chips, with
 parameters and state divided over all of them (FSDP), and the costs are read from the program. The

@@ -1,7 +1,7 @@
 """Work, traffic and memory of a step on TPU slices, for up to 64 billion parameters.
 
     pip install '.[tpu]'    # the compiler; no TPU is needed
-    python -m benchmarks scale    # docs/benchmarks/results/scale.*
+    python -m benchmarks scale    # tens of minutes; docs/benchmarks/results/scale.*
 
 Nothing runs: the TPU's own compiler compiles the programs, and their costs are read from them. The
 matrices q, k, v, o, up and down of all layers are stacked as for `jax.lax.scan`, and their rows are

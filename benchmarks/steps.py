@@ -1,6 +1,6 @@
 """Time and compile time of a step on a transformer's matrices, compared with Optax.
 
-    python -m benchmarks steps    # minutes; docs/benchmarks/results/steps.*
+    python -m benchmarks steps    # eleven minutes; docs/benchmarks/results/steps.*
 
 A tree holds the matrices q, k, v, o, up and down of every layer, with the layers separate or
 stacked as for `jax.lax.scan`. A step is `update` and `apply_updates`, compiled together. Compile
