@@ -146,7 +146,7 @@ class Layer:
     def lipschitz(self) -> float:
         return self.bounds.lipschitz
 
-    def rounding(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
+    def rounding_error(self, arithmetic: Arithmetic, size: np.ndarray) -> np.ndarray:
         """Bound the norm of the output's rounding error; `size` and result are `(n,)`."""
         # Underflow adds at most `tiny` per operation, and `sqrt(tiny)` to the root of a square.
         operations = float(math.prod(self.shape) * (self.terms + 1))

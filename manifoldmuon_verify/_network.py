@@ -144,12 +144,12 @@ def evaluate(nodes: Nodes, state: State) -> State:
 def _through(layer: Layer, state: State) -> State:
     values = layer.forward(state.values)
     constant = layer.lipschitz
-    error = total(product(constant, state.error), layer.rounding(DOUBLE, state.norm))
+    error = total(product(constant, state.error), layer.rounding_error(DOUBLE, state.norm))
     deployed = None
     if state.deployed is not None:
         size = _in_range(state.size(), layer.kind)
         _in_range(total(product(layer.bounds.gain, size), layer.bounds.offset), layer.kind)
-        deployed = total(product(constant, state.deployed), layer.rounding(SINGLE, size))
+        deployed = total(product(constant, state.deployed), layer.rounding_error(SINGLE, size))
     state = State(values, error, product(constant, state.reach), deployed)
     if not np.all(np.isfinite(state.norm)):
         raise Refused("the evaluation", f"{layer.kind} overflows")

@@ -10,7 +10,7 @@ import pytest
 from jax.lax import Precision
 
 from manifoldmuon import optim
-from manifoldmuon._internal.matrices.arrays import product, rounding
+from manifoldmuon._internal.matrices.arrays import product, product_eps
 from manifoldmuon.linalg import TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ClosedForm, ProjectedPolar
@@ -43,7 +43,7 @@ def test_passes_have_declared_rounding_and_cost(precision):
     for _ in range(2):
         exact = exact @ exact / 40
     miss = np.linalg.norm(on_tpu(twice)(x) - exact) / np.linalg.norm(exact)
-    eps = rounding(precision, jnp.float32)
+    eps = product_eps(precision, jnp.float32)
     sums = 2 * np.sqrt(40) * float(jnp.finfo(jnp.float32).eps)  # two sums of forty float32 terms
     assert eps / 50 < miss < eps + sums
     assert multiplications(twice, x) == 2 * 40**3 * PASSES[precision]

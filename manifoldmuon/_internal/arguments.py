@@ -236,7 +236,7 @@ WeightDecay = Annotated[optax.ScalarOrSchedule | None, number("[0, inf)", none=T
 Momentum = Annotated[ArrayLike | None, number("[0, 1)", none=True)]
 Decay = Annotated[ArrayLike, number("[0, 1)")]
 Epsilon = Annotated[ArrayLike, number("[0, inf)")]
-Clip = Annotated[
+ClipNorm = Annotated[
     ArrayLike | optax.GradientTransformation | None,
     number("(0, inf)", none=True, transformation=True),
 ]

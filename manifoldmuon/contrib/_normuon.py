@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 
 from manifoldmuon._internal.arguments import (
-    Clip,
+    ClipNorm,
     Decay,
     DType,
     Flag,
@@ -124,7 +124,7 @@ def normuon(
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
     nesterov: Flag = True,
     accumulator_dtype: DType | None = "float32",
-    clip: Clip = None,
+    clip: ClipNorm = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:

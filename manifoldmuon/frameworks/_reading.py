@@ -17,13 +17,12 @@ import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import one_of, shown
 from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, path_string
-from manifoldmuon.manifolds import LaidOut, Layout, Manifold
+from manifoldmuon.manifolds import Entry, LaidOut, Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Lipschitz
 from manifoldmuon.optim import resolve_geometry
 
-Entry = Manifold | LaidOut | None
 Choice = Manifold | None | EllipsisType
-Overrides = Mapping[Any, Entry | Mapping[str, Entry]]
+Overrides = Mapping[Any, Entry | Mapping[str, Entry | None] | None]
 
 
 class Role(NamedTuple):
@@ -201,7 +200,7 @@ def entries(
     params: Any,
     single: Mapping[str, tuple[int, ...]],
     rescaling: tuple[type, ...] = (),
-) -> dict[str, Entry]:
+) -> dict[str, Entry | None]:
     """Return the entry of every parameter by path, checked against its shape.
 
     Args:
@@ -216,7 +215,7 @@ def entries(
     overrides = choices.overrides or {}
     paths = ByPath(tuple((k, v) for k, v in overrides.items() if not isinstance(k, type)))
     types = {key: value for key, value in overrides.items() if isinstance(key, type)}
-    resolved: dict[str, Entry] = {}
+    resolved: dict[str, Entry | None] = {}
     unknown, used = [], set()
     for path, owners in parameters:
         owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]

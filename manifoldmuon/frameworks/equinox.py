@@ -10,8 +10,8 @@ import jax
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Entry, Overrides, Role
-from manifoldmuon.manifolds import Layout, Manifold
+from manifoldmuon.frameworks._reading import REST, TABLE, Choice, Overrides, Role
+from manifoldmuon.manifolds import Entry, Layout, Manifold
 
 try:
     import equinox as eqx
@@ -32,7 +32,7 @@ def geometry(
     rest: Manifold | None = None,
     overrides: Overrides | None = None,
     where: Callable[[Any], bool] = eqx.is_inexact_array,
-) -> dict[str, Entry]:
+) -> dict[str, Entry | None]:
     """Return the geometry of a model, from the types of its modules.
 
     Known modules are `Linear`, `Conv`, `ConvTranspose` (without groups), `Embedding`,

@@ -11,8 +11,8 @@ import jax
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, axes
-from manifoldmuon.manifolds import Manifold
+from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Overrides, axes
+from manifoldmuon.manifolds import Entry, Manifold
 
 try:
     import flax.linen as nn
@@ -34,7 +34,7 @@ def geometry(
     rest: Manifold | None = None,
     overrides: Overrides | None = None,
     options: Mapping[str, Any] | None = None,
-) -> dict[str, Entry]:
+) -> dict[str, Entry | None]:
     """Return the geometry of a model, from the types of its modules.
 
     Known modules are `Dense`, `DenseGeneral`, `Einsum`, `Conv`, `ConvTranspose`, `Embed`,

@@ -7,8 +7,8 @@ from typing import Any
 
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.frameworks import _reading as reading
-from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Entry, Overrides, Role
-from manifoldmuon.manifolds import Euclidean, Layout, Manifold, Stiefel
+from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Overrides, Role
+from manifoldmuon.manifolds import Entry, Euclidean, Layout, Manifold, Stiefel
 from manifoldmuon.norms import FanRatio, RMSToRMS
 
 try:
@@ -30,7 +30,7 @@ def geometry(
     rest: Manifold | None = None,
     overrides: Overrides | None = None,
     wrt: Any = nnx.Param,
-) -> dict[str, Entry]:
+) -> dict[str, Entry | None]:
     """Return the geometry of a model, from the types of its modules.
 
     Each type determines the axes of fan-in, fan-out, heads and taps; they are never guessed from
@@ -105,7 +105,7 @@ def geometry(
     return reading.entries(named, _READERS, choices, params, single, rescaling)
 
 
-def lora_geometry(model: Any) -> dict[str, Entry]:
+def lora_geometry(model: Any) -> dict[str, Entry | None]:
     """Return the geometry of a model's LoRA adapters: one orthonormal factor, one free.
 
     `lora_a`, random at the start, is on `Stiefel(FanRatio())`, so that no factor can grow while the

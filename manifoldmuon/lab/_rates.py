@@ -16,7 +16,7 @@ from jaxtyping import Float
 
 from manifoldmuon._internal.arguments import check_number, shown
 
-Numbers = Sequence[float | int] | Float[np.ndarray, " n"]
+Grid = Sequence[float | int] | Float[np.ndarray, " n"]
 Losses = Sequence[float | int | None] | Float[np.ndarray, " n"]
 
 
@@ -40,7 +40,7 @@ class BestRate(NamedTuple):
     by_seed: list[float | None]
 
 
-def best_rate(log2_rates: Numbers, losses: Sequence[Any] | np.ndarray) -> BestRate:
+def best_rate(log2_rates: Grid, losses: Sequence[Any] | np.ndarray) -> BestRate:
     """Return the rate at the lowest loss of a sweep, by a parabola for each seed.
 
     Args:
@@ -74,7 +74,7 @@ def best_rate(log2_rates: Numbers, losses: Sequence[Any] | np.ndarray) -> BestRa
     return BestRate(mean, interval, "", by_seed)
 
 
-def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
+def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
     """Return how far the logarithm of the loss at a rate is above the lowest point of its curve.
 
     This is the price of a rate that was tuned elsewhere. Between the grid's rates, the loss is read
@@ -112,7 +112,7 @@ def excess_loss(log2_rates: Numbers, losses: Losses, at: float) -> float | None:
     return height(at) - height(best)
 
 
-def _check_grid(function: str, log2_rates: Numbers) -> None:
+def _check_grid(function: str, log2_rates: Grid) -> None:
     grid = np.asarray(log2_rates)
     numbers = grid.ndim == 1 and grid.size > 1 and np.issubdtype(grid.dtype, np.number)
     if not (numbers and np.isfinite(grid).all() and (np.diff(grid) > 0).all()):
@@ -129,7 +129,7 @@ def _check_grid(function: str, log2_rates: Numbers) -> None:
         )
 
 
-def _check_curve(name: str, log2_rates: Numbers, losses: Any) -> None:
+def _check_curve(name: str, log2_rates: Grid, losses: Any) -> None:
     if np.shape(losses) != np.shape(log2_rates):
         got = f"shape {shape}" if (shape := np.shape(losses)) else f"the number {losses}"
         raise ValueError(
@@ -143,7 +143,7 @@ def _check_curve(name: str, log2_rates: Numbers, losses: Any) -> None:
         )
 
 
-def _lowest(exponents: Numbers, losses: Losses) -> tuple[float | None, str]:
+def _lowest(exponents: Grid, losses: Losses) -> tuple[float | None, str]:
     """Return log2 of a seed's best rate, or None and the edge of the grid ("below", "above")."""
     heights = _heights(losses)
     k = int(heights.argmin())
@@ -161,7 +161,7 @@ def _heights(losses: Losses) -> np.ndarray:
     return np.log(np.where(fine, values, values[fine].max())) if fine.any() else np.zeros(len(fine))
 
 
-def _parabola(exponents: Numbers, heights: np.ndarray, k: int) -> np.ndarray:
+def _parabola(exponents: Grid, heights: np.ndarray, k: int) -> np.ndarray:
     """Return the parabola through a point of the grid, its origin, and the two neighbours."""
     near = slice(k - 1, k + 2)
     return np.polyfit(np.subtract(exponents[near], exponents[k]), heights[near], 2)

@@ -184,8 +184,8 @@ class GramNewtonSchulz(_Products):
 
     def polar(self, x: Matrices) -> Matrices:
         own = float(jnp.finfo(self.operands or x.dtype).eps)
-        rounded = max(own, arrays.rounding(self.precision, x.dtype))
-        here, there = (self._blocks(x.shape, eps) for eps in (own, rounded))
+        rounded = max(own, arrays.product_eps(self.precision, x.dtype))
+        here, there = (self._fastest_blocks(x.shape, eps) for eps in (own, rounded))
         if here == there:
             return self._through(x, here)
         run = functools.partial
@@ -207,7 +207,7 @@ class GramNewtonSchulz(_Products):
 
         return scan_runs(advance, multiply(x, first * inverse), blocks[1:], x.dtype)
 
-    def _blocks(self, shape: tuple[int, ...], eps: float):
+    def _fastest_blocks(self, shape: tuple[int, ...], eps: float):
         steps = self.schedule.coefficients
         direct, blocks = tuple((step,) for step in steps), gram_blocks(steps, eps)
         return min(direct, blocks, key=lambda candidate: block_flops(candidate, *shape[-2:]))

@@ -5,6 +5,7 @@ from manifoldmuon.manifolds import solvers as solvers
 from manifoldmuon.manifolds._euclidean import Euclidean
 from manifoldmuon.manifolds._layout import Layout
 from manifoldmuon.manifolds._low_rank import low_rank
+from manifoldmuon.manifolds._manifold import Entry as Entry
 from manifoldmuon.manifolds._manifold import LaidOut, Manifold
 from manifoldmuon.manifolds._rotations import Rotations
 from manifoldmuon.manifolds._spectral_sets import SpectralBall, SpectralBand

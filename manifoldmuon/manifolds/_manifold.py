@@ -375,3 +375,7 @@ def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
     """Return a manifold with `norm.for_training()` as `step_norm`, and other changes."""
     norm = manifold.norm.for_training()
     return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))
+
+
+Entry = Manifold | LaidOut
+"""What a geometry holds for a parameter, beside None."""

@@ -28,7 +28,7 @@ from manifoldmuon.modules._budgets import (
     sharpness_side_by_side,
 )
 
-_HEADER = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "budget")
+_MODULE_COLUMNS = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "budget")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +221,7 @@ class Module(Printed, abc.ABC):
         Atoms show their share of the total mass and their budget in the whole, as a range from the
         first copy of a stack to the last if these differ.
         """
-        return tree(_HEADER, _module_row(self, self.weights(), self.mass))
+        return tree(_MODULE_COLUMNS, _module_row(self, self.weights(), self.mass))
 
     def __matmul__(self, other: Any) -> "Module":
         return _either(lambda: compose(as_module(other), self), other)

@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike
 
 from manifoldmuon._internal.arguments import (
-    Clip,
+    ClipNorm,
     Decay,
     DType,
     Epsilon,
@@ -42,7 +42,7 @@ from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import make_plan, plan_updates
 from manifoldmuon.optim.rules import (
     Given,
-    Result,
+    RuleResult,
     direction,
     on_sphere,
     over_norm,
@@ -71,7 +71,7 @@ def manifold_muon(
     *,
     nesterov: Flag = True,
     accumulator_dtype: DType | None = "float32",
-    clip: Clip = None,
+    clip: ClipNorm = None,
     rest: Optimizer | None = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
@@ -154,7 +154,7 @@ def muon(
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
     nesterov: Flag = True,
     accumulator_dtype: DType | None = "float32",
-    clip: Clip = None,
+    clip: ClipNorm = None,
     rest: Optimizer | None = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
@@ -231,7 +231,7 @@ def muonh(
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
     nesterov: Flag = True,
     accumulator_dtype: DType | None = "float32",
-    clip: Clip = None,
+    clip: ClipNorm = None,
     rest: Optimizer | None = None,
     radius: Radius = None,
     radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
@@ -278,7 +278,7 @@ def muonh(
     unchanged = steepest._replace(update=lambda updates, state, params=None: (updates, state))
     base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
 
-    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
         own = Euclidean(norm) if on_sphere(manifold) else manifold
         return direction(own, point, update, {"dual": ()})[0], {}
 
@@ -296,7 +296,7 @@ def adamh(
     b2: Decay = 0.999,
     eps: Epsilon = 1e-8,
     *,
-    clip: Clip = None,
+    clip: ClipNorm = None,
     rest: Optimizer | None = None,
     radius: Radius = None,
     radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,

@@ -35,7 +35,7 @@ from manifoldmuon.optim._links import ScaleBySteepestState, init_steepest
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._start import refuse_far
 from manifoldmuon.optim._transformation import budgets_by_weight, by_weight, init_state, merge
-from manifoldmuon.optim.rules import Given, Result, budget, direction, retraction
+from manifoldmuon.optim.rules import Given, RuleResult, budget, direction, retraction
 
 
 class DescendState(NamedTuple):
@@ -124,7 +124,7 @@ def descend(
     return gradient_transformation(update_fn, init_fn, placeholder, Terminal)
 
 
-def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def _step(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Return the step of a constrained weight, and the direction of an unconstrained weight."""
     # Not `then(direction, budget, retraction)`: what is emitted at once is rounded at once.
     update, results = direction(manifold, point, update, given, rounded=not manifold.constrained)

@@ -23,11 +23,10 @@ from manifoldmuon._internal.trees.paths import (
     is_function,
     path_string,
 )
-from manifoldmuon.manifolds import LaidOut, Layout, Manifold
+from manifoldmuon.manifolds import Entry, LaidOut, Layout, Manifold
 
-_SHOWN = 5  # maximum number of parameters listed in a warning
-Entry = Manifold | LaidOut
-Geometry = Annotated[Spec[Entry | None], lambda name, value: check_geometry(name, value)]
+_WARNED = 5  # maximum number of parameters listed in a warning
+Geometry = Annotated[Spec[Entry | None], lambda name, value: check_geometry_argument(name, value)]
 """A prefix tree of `Manifold`, `LaidOut` and None, a `by_path` object, or a function of path and
 leaf. None leaves a parameter to another optimizer; see `hybrid`."""
 
@@ -97,7 +96,10 @@ def warn_of_copies(matched: Matched, params: Any) -> None:
 @functools.lru_cache(maxsize=512)
 def _warn_once(stacks: tuple[str, ...]) -> None:
     """Warn once in a process: the transformations of a chain find the same copies."""
-    texts = [*stacks[:_SHOWN], *([f"{len(stacks) - _SHOWN} more"] if len(stacks) > _SHOWN else [])]
+    texts = [
+        *stacks[:_WARNED],
+        *([f"{len(stacks) - _WARNED} more"] if len(stacks) > _WARNED else []),
+    ]
     warnings.warn(
         f"the geometry takes leading axes for independent copies: {', '.join(texts)}."
         " If they are copies, such as scanned layers or experts, declare them: manifold.stacked()."
@@ -107,7 +109,7 @@ def _warn_once(stacks: tuple[str, ...]) -> None:
     )
 
 
-def check_geometry(name: str, geometry: Any) -> None:
+def check_geometry_argument(name: str, geometry: Any) -> None:
     """Raise `TypeError` unless an argument is a geometry, checked without parameters."""
     if is_function(geometry):
         return

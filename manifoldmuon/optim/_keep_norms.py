@@ -27,9 +27,9 @@ from manifoldmuon._internal.trees.transformations import (
     Transformation,
     gradient_transformation,
 )
-from manifoldmuon.manifolds import Manifold
+from manifoldmuon.manifolds import Entry, Manifold
 from manifoldmuon.optim._execute import execute, map_leaves
-from manifoldmuon.optim._geometry import Entry, Geometry
+from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._transformation import by_weight
 from manifoldmuon.optim._trees import compiled

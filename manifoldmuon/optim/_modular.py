@@ -7,7 +7,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import optax
 
 from manifoldmuon._internal.arguments import (
-    Clip,
+    ClipNorm,
     DType,
     Flag,
     Momentum,
@@ -57,7 +57,7 @@ def modular(
     *,
     nesterov: Flag = True,
     accumulator_dtype: DType | None = "float32",
-    clip: Clip = None,
+    clip: ClipNorm = None,
     weight_decay: WeightDecay = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).

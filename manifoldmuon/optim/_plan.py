@@ -20,8 +20,8 @@ from manifoldmuon._internal.trees.paths import (
     nest,
     path_string,
 )
-from manifoldmuon.manifolds import LaidOut, Manifold
-from manifoldmuon.optim._geometry import Entry, Geometry, match_geometry, warn_of_copies
+from manifoldmuon.manifolds import Entry, LaidOut, Manifold
+from manifoldmuon.optim._geometry import Geometry, match_geometry, warn_of_copies
 
 
 class Weight(NamedTuple):

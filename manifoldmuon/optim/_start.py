@@ -42,6 +42,7 @@ from manifoldmuon._internal.trees.transformations import (
 )
 from manifoldmuon.manifolds import (
     EmbeddingRows,
+    Entry,
     Manifold,
     SpectralBall,
     SpectralBand,
@@ -49,7 +50,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
 )
 from manifoldmuon.optim._execute import map_leaves
-from manifoldmuon.optim._geometry import Entry, Geometry
+from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
 from manifoldmuon.optim._trees import ADAPTERS, nearest_points
 

@@ -18,9 +18,9 @@ from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.first_values import is_traced
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import placed_like
-from manifoldmuon.manifolds import Hypersphere, LaidOut, Manifold
+from manifoldmuon.manifolds import Entry, Hypersphere, LaidOut, Manifold
 from manifoldmuon.optim._execute import map_leaves
-from manifoldmuon.optim._geometry import Entry, Geometry, constrained
+from manifoldmuon.optim._geometry import Geometry, constrained
 from manifoldmuon.optim._plan import Plan, make_plan
 
 ADAPTERS = (

@@ -22,8 +22,8 @@ from manifoldmuon.manifolds import Hypersphere, Manifold
 __all__ = ["budget", "direction", "keep_norm", "retraction", "tangent", "then", "unit"]
 
 Given = Mapping[str, Any]
-Result = tuple[jax.Array, dict[str, Any]]
-Rule = Callable[[Manifold, jax.Array, jax.Array, Given], Result]
+RuleResult = tuple[jax.Array, dict[str, Any]]
+Rule = Callable[[Manifold, jax.Array, jax.Array, Given], RuleResult]
 
 
 def then(*rules: Rule) -> Rule:
@@ -36,7 +36,9 @@ def then(*rules: Rule) -> Rule:
       [4.0]
     """
 
-    def composed(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+    def composed(
+        manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
+    ) -> RuleResult:
         results: dict[str, Any] = {}
         for rule in rules:
             found = rule(manifold, point, update, {**given, **results})
@@ -55,7 +57,7 @@ def on_sphere(manifold: Manifold) -> bool:
 
 def direction(
     manifold: Manifold, point: jax.Array, update: jax.Array, given: Given, rounded: bool = False
-) -> Result:
+) -> RuleResult:
     """Replace a gradient by the steepest direction; a NaN does not enter the next warm start.
 
     The manifold gets the point in its own dtype, which decides how much of a gradient is rounding.
@@ -77,7 +79,7 @@ def direction(
     return result.direction, {"dual": after, **numbers}
 
 
-def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Multiply by `given["budget"]`: a number per point, or per entry; negative to descend.
 
     Examples:
@@ -91,7 +93,7 @@ def budget(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given
     return share.astype(wide.dtype) * wide, {}
 
 
-def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Replace a tangent step by the step to the retracted point; add in flat space.
 
     Examples:
@@ -105,7 +107,7 @@ def retraction(manifold: Manifold, point: jax.Array, update: jax.Array, given: G
     return difference(manifold.retract(start, update.astype(start.dtype)), point), {}
 
 
-def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def tangent(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Project onto the tangent space; a tangent part that is only rounding becomes zero.
 
     Examples:
@@ -134,7 +136,7 @@ def tangent_part(
     return jnp.where(arrays.expand_trailing(noise, manifold.factor_ndim), 0, projected), exponent
 
 
-def rounded(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def rounded(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Cast to the dtype of the parameter: the last rule of every transformation.
 
     Examples:
@@ -152,7 +154,7 @@ def unit(
     given: Given,
     radial: Any = 1.0,
     over: Callable[[jax.Array, int], jax.Array] = powers_of_two.to_unit_norm,
-) -> Result:
+) -> RuleResult:
     """Divide an update on a sphere by its Frobenius norm.
 
     A share `1 - radial` of its component along the point is removed first. `over` divides where
@@ -180,7 +182,7 @@ def unit(
     return powers_of_two.to_unit_norm(projected, ndim), {}
 
 
-def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> Result:
+def keep_norm(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
     """Move a point on a sphere at its radius, by a step relative to the radius.
 
     Examples:

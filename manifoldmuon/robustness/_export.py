@@ -21,7 +21,7 @@ from manifoldmuon.robustness._certificates import CertificationResult
 from manifoldmuon_verify import Refused, verify
 
 FORMAT, VERSION = "manifoldmuon-certificate", 2
-Entry = dict[str, Any]
+Description = dict[str, Any]
 
 
 class Arrays:
@@ -138,7 +138,7 @@ def export(
 
 def _claims(
     predicted: np.ndarray, labels: np.ndarray, radii: np.ndarray, at: Sequence[float]
-) -> Entry:
+) -> Description:
     claimed = np.array([_floor(radius) for radius in radii])
     right = (predicted == labels) & (claimed > 0)
     return {
@@ -167,7 +167,7 @@ def _proved(contents: dict[str, bytes]) -> np.ndarray:
 
 
 @functools.singledispatch
-def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
+def describe(module: Module, params: Any, arrays: Arrays) -> list[Description]:
     """Return a module's entries of a certificate, as in the table on the page on certificates.
 
     The default entry has the kind and the fields named by the module's `entry`, and the weight of
@@ -201,7 +201,7 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Entry]:
 
 
 @describe.register
-def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry]:
+def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Description]:
     entries = []
     layers = list(zip(module.modules, params, strict=True))
     for i, (layer, weights) in enumerate(layers):
@@ -221,13 +221,13 @@ def describe_compose(module: Compose, params: Any, arrays: Arrays) -> list[Entry
 
 
 @describe.register
-def describe_stack(module: Stack, params: Any, arrays: Arrays) -> list[Entry]:
+def describe_stack(module: Stack, params: Any, arrays: Arrays) -> list[Description]:
     inner = describe(module.module, params, arrays)
     return [{"kind": "stack", "copies": module.copies, "layers": inner}]
 
 
 @describe.register
-def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Entry]:
+def describe_tied(module: Tied, params: Any, arrays: Arrays) -> list[Description]:
     return describe(module.module, module.untied(params), arrays)
 
 
@@ -237,7 +237,7 @@ def _floor(value: float) -> float:
     return max(0.0, float(digits.create_decimal_from_float(float(value))))
 
 
-def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Entry, bytes]:
+def _packed(file: str, arrays: dict[str, np.ndarray]) -> tuple[Description, bytes]:
     """Return a certificate's entry for a file, and the file itself."""
     try:
         from safetensors.numpy import save
@@ -261,7 +261,7 @@ def _sha256_of_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _format_json(certificate: Entry) -> str:
+def _format_json(certificate: Description) -> str:
     """Format as JSON with a line per entry."""
     lines = (f"{json.dumps(k)}: {json.dumps(v, allow_nan=False)}" for k, v in certificate.items())
     return "{\n" + ",\n".join(lines) + "\n}\n"

@@ -96,7 +96,11 @@ def check_manifold(
     limits = tolerance, gap, on_set, overshoot, convex, optimum, nearest
     drawn = draw(key), grad, vector, other
     case = CheckedManifold(manifold, shape, key, draw, ask, *drawn, *limits)
-    check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Manifold`", case)
+    check_all(
+        (*MANIFOLD_LAWS, *(SLOW_MANIFOLD_LAWS if thorough else ())),
+        "the docstring of `Manifold`",
+        case,
+    )
 
 
 def _agree_all(law: str, actual: Results, expected: Results, case: CheckedManifold) -> None:
@@ -374,7 +378,7 @@ def _check_short_dtype(case: CheckedManifold) -> None:
         agree(law, wide(getattr(results, name)) / size, exact / size, 2.0**-7)
 
 
-LAWS = (
+MANIFOLD_LAWS = (
     (1, _check_shapes),
     (1, _check_dtypes),
     (2, _check_the_set),
@@ -389,7 +393,7 @@ LAWS = (
     (7, _check_copies),
     (8, _check_unconstrained),
 )
-SLOW_LAWS = (
+SLOW_MANIFOLD_LAWS = (
     (1, _check_short_dtype),
     (2, _check_fast),
     (4, check_warm),

@@ -91,7 +91,7 @@ def check_norm(
     check_value_object(norm)
     ask, (grad, weight, other) = jitted(lambda g, w: _ask(norm, g, w)), normal(key, shape, 3)
     case = CheckedNorm(norm, ask, grad, weight, other, tolerance, loss)
-    check_all((*LAWS, *(SLOW_LAWS if thorough else ())), "the docstring of `Norm`", case)
+    check_all((*NORM_LAWS, *(SLOW_NORM_LAWS if thorough else ())), "the docstring of `Norm`", case)
 
 
 def _ask(norm: Norm, grad: Array, weight: Array) -> NormResults:
@@ -290,7 +290,7 @@ def _diagonal_blocks(grad: np.ndarray, ndim: int) -> tuple[np.ndarray, np.ndarra
     return np.where(first | second, grad, 0), np.where(first, grad, 0)
 
 
-LAWS = (
+NORM_LAWS = (
     (1, _check_norm_shapes),
     (2, _check_norms),
     (3, _check_dualize),
@@ -302,4 +302,4 @@ LAWS = (
     (8, _check_norm_fast),
     (9, _check_norm_copies),
 )
-SLOW_LAWS = ((1, _check_norm_short_dtype), (9, _check_norm_eager))
+SLOW_NORM_LAWS = ((1, _check_norm_short_dtype), (9, _check_norm_eager))

@@ -195,7 +195,7 @@ def check_precision(name: str, precision: object) -> None:
         )
 
 
-def rounding(precision: jax.lax.Precision, dtype) -> float:
+def product_eps(precision: jax.lax.Precision, dtype) -> float:
     """Return the relative rounding of factors of this dtype on accelerators, like `finfo.eps`.
 
     `DEFAULT` rounds float32 factors to a bfloat16 number (8 bits), `HIGH` to the sum of two (17

@@ -23,10 +23,10 @@ Axes = tuple[str, ...]
 # 64 chips moved 78 times as many bytes per step, and a step of 80 matrices of 2**28 entries over
 # 256 chips no longer fitted into memory.
 _LARGE = 2**30
-# Solve matrices singly if they have `_SMALL` entries or more (smaller matrices need a batch) and
-# the work of the busiest device falls by more than the factor `_GAIN`: compiled for TPUs, solving
-# singly takes 8 to 23 % more cycles for the same matrices.
-_SMALL, _GAIN = 2**16, 1.15
+# Solve matrices singly if they have `_FEW_ENTRIES` entries or more (smaller matrices need a batch)
+# and the work of the busiest device falls by more than the factor `_GAIN`: compiled for TPUs,
+# solving singly takes 8 to 23 % more cycles for the same matrices.
+_FEW_ENTRIES, _GAIN = 2**16, 1.15
 
 
 class Division(NamedTuple):
@@ -280,7 +280,7 @@ def _place_leftovers(mesh: Any, plans: list[_Plan]) -> list[_Plan]:
         filled += (each + (extra > 0)) * costs[i]
     pays, placed = filled > _GAIN * work.max(), []
     for plan, first in zip(plans, firsts, strict=True):
-        large = math.prod(plan.matrix) >= _SMALL and not plan.group
+        large = math.prod(plan.matrix) >= _FEW_ENTRIES and not plan.group
         placed.append(plan._replace(first=first, one_by_one=bool(pays and large and plan.extra)))
     return placed
 

@@ -54,10 +54,10 @@ class Matched:
         return jax.tree.unflatten(self.treedef, filled)
 
 
-Check = Callable[[str, Any, jax.ShapeDtypeStruct], None]
+LeafCheck = Callable[[str, Any, jax.ShapeDtypeStruct], None]
 
 
-def match(spec: Any, tree: Any, check: Check, name: str) -> Matched:
+def match(spec: Any, tree: Any, check: LeafCheck, name: str) -> Matched:
     """Flatten a tree and find the value for every leaf; cached by structure, shapes and dtypes.
 
     Args:
@@ -100,7 +100,7 @@ def _match_flat(
     types: tuple[type, ...],
     abstract: tuple[Any, ...],
     treedef: Any,
-    check: Check,
+    check: LeafCheck,
     name: str,
 ) -> Matched:
     """Return the result of `match` for a flattened specification.

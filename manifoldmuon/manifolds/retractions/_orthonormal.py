@@ -63,7 +63,7 @@ class Polar(Retraction):
 
 
 # A rank-deficient W + V, which has no unique polar factor, takes them all; steps up to 10 take ten.
-_MAX_ITERATIONS = 20
+_POLAR_ITERATIONS = 20
 
 
 @jax.custom_jvp
@@ -71,7 +71,7 @@ def _polar_factor(new_point: Matrices, gram, largest) -> Matrices:
     # 1 <= eigenvalues <= largest row sum: scale the middle to 1, where the iteration converges
     # fastest. Scaled eigenvalues are at most 2, and it converges on (0, 7/3).
     inverse = 2 / (1 + largest)
-    root = inverse_sqrt_minus_one(gram * inverse - arrays.identity_like(gram), _MAX_ITERATIONS)
+    root = inverse_sqrt_minus_one(gram * inverse - arrays.identity_like(gram), _POLAR_ITERATIONS)
     # On accelerators the Gram matrix takes float32: its errors are a distance from the set. The
     # term added here is as small as the step.
     new_point = new_point + arrays.right_multiply(new_point, root, jax.lax.Precision.HIGH)

@@ -20,7 +20,7 @@ from manifoldmuon.linalg import MsignMethod, positive_part
 from manifoldmuon.manifolds.retractions._retraction import Retraction
 
 # Each iteration nearly doubles a small singular value.
-_MAX_ITERATIONS = 40
+_ROOT_ITERATIONS = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Clip(Retraction):
         target = identity + side * excess
         # As in `_polar_factor`: scale the middle to 1, where the iteration converges fastest.
         middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
-        root = inverse_sqrt_minus_one(target / middle - identity, _MAX_ITERATIONS)
+        root = inverse_sqrt_minus_one(target / middle - identity, _ROOT_ITERATIONS)
         return (x + product(x, root)) / jnp.sqrt(middle)
 
 

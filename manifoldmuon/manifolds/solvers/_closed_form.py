@@ -55,7 +55,7 @@ SIGN_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03, contrac
 # above the interval of the next step, which has to be wider.
 ROUNDED_SIGN_SCHEDULE = PolarExpress(5e-3, steps=5, safety=1.01, cushion=0.03, contract=True)
 
-_SMALL = 64  # columns
+_FEW_COLUMNS = 64  # columns
 _SMALL_LIFT = 80  # rows up to which the m x m lift is used: it is larger, but compiles faster
 
 
@@ -167,7 +167,7 @@ class ClosedForm(SolverByPlatform):
 
     def choices(self, shape: tuple[int, ...]) -> tuple[StiefelSolver, StiefelSolver]:
         n, m = sorted(shape[-2:])
-        return (_EXACT if n <= _SMALL or 3 * m < 4 * n else _RESOLVENTS), _ROUNDED
+        return (_EXACT if n <= _FEW_COLUMNS or 3 * m < 4 * n else _RESOLVENTS), _ROUNDED
 
 
 _EXACT, _RESOLVENTS = SkewPolar(), Resolvents()

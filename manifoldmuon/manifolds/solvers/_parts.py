@@ -21,9 +21,9 @@ from manifoldmuon._internal.matrices.arrays import (
     frobenius_norm,
     gram_matrix,
     product,
+    product_eps,
     relative_gap,
     right_multiply,
-    rounding,
     skew,
     sym,
 )
@@ -51,7 +51,7 @@ class Split(NamedTuple):
       normal: `R = Q^T G`, with the Gram matrix of `G - W B`.
       rough: a tall `Q_1`, orthonormal and normal to `W` only to a few digits.
       overlap: `W^T Q_1`.
-      polish: `C` with `Q = (Q_1 - W overlap) C` orthonormal to rounding.
+      correction: `C` with `Q = (Q_1 - W overlap) C` orthonormal to rounding.
       defect: an upper bound on the nuclear norm of `G - W B - Q R`: the directions that `Q` leaves
         out, too small relative to the others for float32 to tell from rounding.
     """
@@ -61,12 +61,12 @@ class Split(NamedTuple):
     normal: Squares
     rough: Matrices
     overlap: Squares
-    polish: Squares
+    correction: Squares
     defect: Numbers
 
     def assemble(self, inner: Squares, normal: Squares) -> Matrices:
         """Return `W inner + Q normal`."""
-        polished = self.polish @ normal
+        polished = self.correction @ normal
         return self.point @ (inner - self.overlap @ polished) + self.rough @ polished
 
 
@@ -126,7 +126,9 @@ def is_noise(
 
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
-    return length <= 8 * rounding(tangent_precision(precision), grad.dtype) * frobenius_norm(grad)
+    return length <= 8 * product_eps(tangent_precision(precision), grad.dtype) * frobenius_norm(
+        grad
+    )
 
 
 def duality_gap(
@@ -148,7 +150,7 @@ def duality_gap(
       precision: the precision of float32 products on accelerators.
     """
     size = frobenius_norm(grad)
-    eps = rounding(tangent_precision(precision), grad.dtype)
+    eps = product_eps(tangent_precision(precision), grad.dtype)
     noise = (min(grad.shape[-2:]) + 4) * eps * size
     total = jnp.where(size == 0, 0, jnp.where(value == 0, 1, upper + noise))
     return relative_gap(total, jnp.where(value == 0, 0, value - noise))

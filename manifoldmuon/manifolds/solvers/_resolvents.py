@@ -98,7 +98,7 @@ class Resolvents(StiefelSolver):
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
         along, normal = along / size, normal / size**2
-        turn, leave = self._blocks(along, normal)
+        turn, leave = self._direction_blocks(along, normal)
         turn, leave = jnp.where(still, 0, turn), jnp.where(still, 0, leave)
         # [along; outer] and [turn; away] are the gradient and the direction in [W, rest].
         outer = outer / size
@@ -110,7 +110,7 @@ class Resolvents(StiefelSolver):
         gap = duality_gap(bound, value, grad / size)
         return direction, residual, gap
 
-    def _blocks(self, along, normal):
+    def _direction_blocks(self, along, normal):
         """Return X and P."""
         weights, shifts, _ = zolotarev(self.poles, self.lower)
         # Rounding is magnified by up to 1 / lower, and must not lift values above 1.
