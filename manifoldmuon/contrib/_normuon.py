@@ -139,7 +139,14 @@ def normuon(
       neuron_decay: see `scale_by_neuron_rms`.
 
     Examples:
-      >>> tx = normuon(0.02, mm.manifolds.Euclidean(mm.norms.RMSToRMS()))
+      >>> tx, w = normuon(0.1, mm.manifolds.Euclidean(mm.norms.RMSToRMS())), jnp.eye(2)
+      >>> state = tx.init(w)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((w - 1) ** 2))(w)
+      ...     updates, state = tx.update(grad, state, w)
+      ...     w = optax.apply_updates(w, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      2.00 1.62 1.28 0.99
     """
     direction = muon(
         1.0,

@@ -69,9 +69,14 @@ def agd(layouts: Layouts, gain: Rate = 1.0) -> optax.GradientTransformationExtra
 
     Examples:
       >>> layouts = {"w": mm.manifolds.Layout()}  # (out, in)
-      >>> params = init_semi_orthogonal(layouts, jax.random.key(0), {"w": jnp.ones((4, 3))})
-      >>> tx = agd(layouts)
-      >>> updates, state = tx.update(params, tx.init(params), params)
+      >>> tx, params = agd(layouts), {"w": jnp.eye(4, 3)}
+      >>> state = tx.init(params)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda p: jnp.sum((p["w"] - 1) ** 2))(params)
+      ...     updates, state = tx.update(grad, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      9.00 2.77 0.35 0.00
     """
     return chain(scale_by_agd(layouts), optax.scale_by_learning_rate(gain))
 

@@ -83,8 +83,15 @@ def modular(
       The chain. `update` needs `params`.
 
     Examples:
-      >>> net = mm.modules.Linear(10, 256) @ mm.modules.ReLU() @ mm.modules.Linear(256, 784)
-      >>> tx = modular(0.1, net)
+      >>> net = mm.modules.Linear(1, 8) @ mm.modules.ReLU() @ mm.modules.Linear(8, 3)
+      >>> tx, params = modular(0.5, net), net.init(jax.random.key(0))
+      >>> state = tx.init(params)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda p: jnp.mean((net.apply(p, jnp.eye(3)) - 2) ** 2))(params)
+      ...     updates, state = tx.update(grad, state, params)
+      ...     params = optax.apply_updates(params, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      4.00 3.41 2.81 2.18
     """
     return manifold_muon(
         learning_rate,
@@ -130,7 +137,15 @@ def normed(
       The chain. `update` needs `params`.
 
     Examples:
-      >>> tx = normed(0.1, optax.scale_by_adam(), mm.modules.Linear(10, 784))
+      >>> net = mm.modules.Linear(2, 2)
+      >>> tx, w = normed(0.1, optax.scale_by_adam(), net), jnp.eye(2)
+      >>> state = tx.init(w)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((w - 1) ** 2))(w)
+      ...     updates, state = tx.update(grad, state, w)
+      ...     w = optax.apply_updates(w, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      2.00 1.62 1.28 0.98
     """
     geometry = architecture.geometry()
     return chain(

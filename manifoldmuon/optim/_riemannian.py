@@ -67,7 +67,14 @@ def riemannian_adam(
       The chain. `update` needs `params`.
 
     Examples:
-      >>> tx = riemannian_adam(1e-3, mm.manifolds.Stiefel())
+      >>> tx, w = riemannian_adam(0.1, mm.manifolds.Stiefel()), jnp.eye(4, 2)
+      >>> state = tx.init(w)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((w - jnp.eye(4, 2)[::-1]) ** 2))(w)
+      ...     updates, state = tx.update(grad, state, w)
+      ...     w = optax.apply_updates(w, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      4.00 3.60 3.18 2.74
     """
     return chain(
         project_tangent(geometry),
@@ -111,7 +118,14 @@ def riemannian_sgd(
       The chain. `update` needs `params`.
 
     Examples:
-      >>> tx = riemannian_sgd(0.1, mm.manifolds.Stiefel(), momentum=0.9)
+      >>> tx, w = riemannian_sgd(0.1, mm.manifolds.Stiefel()), jnp.eye(4, 2)
+      >>> state = tx.init(w)
+      >>> for _ in range(4):
+      ...     loss, grad = jax.value_and_grad(lambda w: jnp.sum((w - jnp.eye(4, 2)[::-1]) ** 2))(w)
+      ...     updates, state = tx.update(grad, state, w)
+      ...     w = optax.apply_updates(w, updates)
+      ...     print(f"{loss:.2f}", end=" ")
+      4.00 3.22 2.48 1.83
     """
     transformations = [project_tangent(geometry)]
     if momentum is not None:
