@@ -151,32 +151,32 @@ def verify(
 
 def _verified(path: Path, weights: str | Path | None, images: str | Path | None) -> Report:
     path = path / "certificate.json" if os.path.isdir(path) else path
-    told = parse_json(read_bytes(path, "the certificate", MOST_JSON_BYTES), "the certificate")
-    _check_heading(told)
-    given = _arrays(told["weights"], "weights", path.parent, weights, {"shared"})
-    data = _arrays(told["images"], "images", path.parent, images, set())
+    fields = parse_json(read_bytes(path, "the certificate", MOST_JSON_BYTES), "the certificate")
+    _check_heading(fields)
+    given = _arrays(fields["weights"], "weights", path.parent, weights, {"shared"})
+    data = _arrays(fields["images"], "images", path.parent, images, set())
     fits = set(data) == {"images", "labels"}
     _expect(fits, "images", f"expected images and labels; got {short([*data])}")
     for name, stored in given.items():
         where, dtype = f"weights, {short(name)}", stored.dtype
         _expect(dtype in FLOATS, where, f"must be floating point; got {dtype}")
-    if told["arithmetic"] == "float32":
+    if fields["arithmetic"] == "float32":
         wide = [name for name, stored in given.items() if stored.dtype == "F64"]
         _expect(not wide, "weights", f"float64 arrays {short(wide)} in a float32 certificate")
-    shape, claimed, shift, scale = _input(told["input"])
+    shape, claimed, shift, scale = _input(fields["input"])
     builder = Builder(given)
-    body = builder.sequence(told["network"], shape, "network")
-    _check_uses(builder.uses, told["weights"]["shared"])
+    body = builder.sequence(fields["network"], shape, "network")
+    _check_uses(builder.uses, fields["weights"]["shared"])
     nodes = (normalisation(shape, shift, scale), *body)
     pixels, labels = data["images"], data["labels"]
     out = nodes[-1].shape
     fits = len(out) == 1 and out[0] >= 2
     _expect(fits, "network", f"must return logits of 2 classes or more; got {short(out)}")
     _check_images(pixels, labels, shape, out[0])
-    claims = _claims(told["claims"], len(labels.raw), out[0])
+    claims = _claims(fields["claims"], len(labels.raw), out[0])
     batch = check_size(nodes, len(labels.raw), len(set(claims.predictions.tolist())))
     found = _range(pixels, claimed)
-    single = told["arithmetic"] == "float32"
+    single = fields["arithmetic"] == "float32"
     radii, better = _radii(nodes, pixels, claims, single, batch)
     right = (claims.predictions == labels.values()) & (radii > 0)
     proved = np.minimum(radii, claims.radii) if single else radii
@@ -184,8 +184,8 @@ def _verified(path: Path, weights: str | Path | None, images: str | Path | None)
     correct, certified = _counts(right, claims, proved)
     spectra = [one for weight in used_matrices(nodes) for one in weight.spectra]
     return Report(
-        arithmetic=told["arithmetic"],
-        files={name: told[name]["sha256"] for name in ("weights", "images")},
+        arithmetic=fields["arithmetic"],
+        files={name: fields[name]["sha256"] for name in ("weights", "images")},
         matrices=len(spectra),
         least_singular=min((float(one.lower[-1]) for one in spectra), default=0.0),
         most_singular=max((float(one.upper[0]) for one in spectra), default=0.0),
@@ -202,41 +202,41 @@ def _numbers(values: np.ndarray) -> str:
     return short(values.tolist() if len(values) > 1 else values.item())
 
 
-def _check_heading(told: Any) -> None:
+def _check_heading(fields: Any) -> None:
     where = "the certificate"
-    _expect(isinstance(told, dict), where, "must be an object")
-    kind, version = told.get("format"), told.get("version")
+    _expect(isinstance(fields, dict), where, "must be an object")
+    kind, version = fields.get("format"), fields.get("version")
     _expect(kind == FORMAT, where, f"format must be {FORMAT!r}; got {short(kind)}")
     known = type(version) is int and version == VERSION
     _expect(known, where, f"version must be {VERSION}; got {short(version)}")
-    _keys(told, _PARTS.split(), where)
-    _expect(told["norm"] == "l2", where, f"norm must be 'l2'; got {short(told['norm'])}")
-    known = told["arithmetic"] in ("real", "float32")
-    _expect(known, where, f"arithmetic must be real or float32; got {short(told['arithmetic'])}")
+    _keys(fields, _PARTS.split(), where)
+    _expect(fields["norm"] == "l2", where, f"norm must be 'l2'; got {short(fields['norm'])}")
+    known = fields["arithmetic"] in ("real", "float32")
+    _expect(known, where, f"arithmetic must be real or float32; got {short(fields['arithmetic'])}")
 
 
 def _arrays(
-    told: Any,
+    fields: Any,
     where: str,
     folder: Path,
     path: str | Path | None,
     more: set[str],
 ) -> dict[str, Stored]:
     """Read a file's arrays, and check that they are bit for bit the declared arrays."""
-    _keys(told, {"file", "sha256", "arrays"} | more, where)
-    name = told["file"]
+    _keys(fields, {"file", "sha256", "arrays"} | more, where)
+    name = fields["file"]
     plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w.-]{0,99}", name, re.ASCII)
     _expect(plain, where, f"file must be a name without folders; got {short(name)}")
     data = read_bytes(folder / name if path is None else Path(path), where)
-    same = _is_digest(told["sha256"]) and told["sha256"] == digest(data)
+    same = _is_digest(fields["sha256"]) and fields["sha256"] == digest(data)
     _expect(same, where, "the SHA-256 of the file differs from the certified SHA-256")
     found = parse_arrays(data, where)
-    _expect(isinstance(told["arrays"], dict), where, "arrays must be an object")
-    for array in sorted(set(told["arrays"]) ^ set(found)):
-        lacking = "declared, but not in the file" if array in told["arrays"] else "not declared"
+    _expect(isinstance(fields["arrays"], dict), where, "arrays must be an object")
+    for array in sorted(set(fields["arrays"]) ^ set(found)):
+        lacking = "declared, but not in the file" if array in fields["arrays"] else "not declared"
         raise Refused(f"{where}, {short(array)}", lacking)
     for array, stored in found.items():
-        place, entry = f"{where}, {short(array)}", told["arrays"][array]
+        place, entry = f"{where}, {short(array)}", fields["arrays"][array]
         _keys(entry, {"dtype", "shape", "sha256"}, place)
         kind = [entry["dtype"], entry["shape"]]
         same = are_counts(entry["shape"]) and kind == [stored.dtype, list(stored.shape)]
@@ -246,25 +246,25 @@ def _arrays(
     return found
 
 
-def _input(told: Any) -> tuple[Shape, tuple[float, float], np.ndarray, np.ndarray]:
+def _input(fields: Any) -> tuple[Shape, tuple[float, float], np.ndarray, np.ndarray]:
     where = "input"
-    _keys(told, {"shape", "pixels", "shift", "scale"}, where)
-    shape, pixels = told["shape"], told["pixels"]
+    _keys(fields, {"shape", "pixels", "shift", "scale"}, where)
+    shape, pixels = fields["shape"], fields["pixels"]
     fits = are_counts(shape) and 0 < len(shape) < MOST_AXES and all(shape)
     _expect(fits, where, f"shape must be the positive sizes of an image; got {short(shape)}")
-    shift, scale = (_per_channel(told[key], shape[-1], key) for key in ("shift", "scale"))
+    shift, scale = (_per_channel(fields[key], shape[-1], key) for key in ("shift", "scale"))
     fits = np.all((scale >= 2.0**-60) & (scale <= 2.0**60))
-    _expect(fits, where, f"scale must be within [2**-60, 2**60]; got {short(told['scale'])}")
+    _expect(fits, where, f"scale must be within [2**-60, 2**60]; got {short(fields['scale'])}")
     fits = isinstance(pixels, list) and len(pixels) == 2 and all(map(_is_number, pixels))
     fits = fits and pixels[0] <= pixels[1]
     _expect(fits, where, f"pixels must be [smallest, largest]; got {short(pixels)}")
     return tuple(shape), (float(pixels[0]), float(pixels[1])), shift, scale
 
 
-def _per_channel(told: Any, channels: int, key: str) -> np.ndarray:
-    entries = told if isinstance(told, list) else [told]
+def _per_channel(fields: Any, channels: int, key: str) -> np.ndarray:
+    entries = fields if isinstance(fields, list) else [fields]
     fits = all(map(_is_number, entries)) and len(entries) in (1, channels)
-    _expect(fits, "input", f"{key} must be a number or {channels} numbers; got {short(told)}")
+    _expect(fits, "input", f"{key} must be a number or {channels} numbers; got {short(fields)}")
     return np.asarray(entries, np.float64)
 
 
@@ -295,10 +295,10 @@ def _check_images(pixels: Stored, labels: Stored, shape: Shape, classes: int) ->
     _expect(_in_classes(labels.values(), classes), "images", f"labels must be in [0, {classes})")
 
 
-def _claims(told: Any, count: int, classes: int) -> _Claims:
+def _claims(fields: Any, count: int, classes: int) -> _Claims:
     where = "claims"
-    _keys(told, {"predictions", "radii", "correct", "certified"}, where)
-    predictions, radii = told["predictions"], told["radii"]
+    _keys(fields, {"predictions", "radii", "correct", "certified"}, where)
+    predictions, radii = fields["predictions"], fields["radii"]
     fits = are_counts(predictions) and len(predictions) == count
     _expect(fits, where, f"predictions must be {count} classes")
     fits = _in_classes(np.asarray(predictions), classes)
@@ -309,11 +309,11 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
         fits = _is_number(radius) and radius >= 0
         what = f"the radius must be a finite number >= 0; got {short(radius)}"
         _expect(fits, f"claims, image {i}", what)
-    fits = are_counts([told["correct"]])
-    _expect(fits, where, f"correct must be a count; got {short(told['correct'])}")
-    _expect(isinstance(told["certified"], list), where, "certified must be a list")
+    fits = are_counts([fields["correct"]])
+    _expect(fits, where, f"correct must be a count; got {short(fields['correct'])}")
+    _expect(isinstance(fields["certified"], list), where, "certified must be a list")
     certified = []
-    for i, entry in enumerate(told["certified"]):
+    for i, entry in enumerate(fields["certified"]):
         place = f"claims, certified[{i}]"
         _keys(entry, {"radius", "images"}, place)
         fits = (
@@ -324,7 +324,7 @@ def _claims(told: Any, count: int, classes: int) -> _Claims:
     return _Claims(
         np.asarray(predictions, np.int64),
         np.asarray(radii, np.float64),
-        told["correct"],
+        fields["correct"],
         tuple(certified),
     )
 
@@ -406,10 +406,10 @@ def _counts(
     return correct, tuple(certified)
 
 
-def _keys(told: Any, wanted: Any, where: str) -> None:
-    _expect(isinstance(told, dict), where, f"must be an object; got {short(told)}")
-    for key in sorted(set(told) ^ set(wanted)):
-        raise Refused(where, f"{'unknown' if key in told else 'missing'} key {short(key)}")
+def _keys(fields: Any, wanted: Any, where: str) -> None:
+    _expect(isinstance(fields, dict), where, f"must be an object; got {short(fields)}")
+    for key in sorted(set(fields) ^ set(wanted)):
+        raise Refused(where, f"{'unknown' if key in fields else 'missing'} key {short(key)}")
 
 
 def _expect(fits: object, where: str, otherwise: str) -> None:
