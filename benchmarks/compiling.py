@@ -29,6 +29,7 @@ from studies.display import markdown_table
 from studies.program import parse
 from tests.oracles.kernels import distinct_kernels
 
+MANY = {f"leaf{i}": (4, 4) for i in range(300)}
 SMALL = {"a": (64, 32), "b": (48, 48), "c": (24, 72)}
 NAMES = (MUON, *OURS)
 
@@ -45,17 +46,32 @@ def trees() -> dict[str, dict[str, Any]]:
     return found
 
 
-def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
-    """Compile a function for the shapes of the arguments; return times and program size."""
+def lower(function: Callable[..., Any], *given: Any) -> tuple[Any, float]:
+    """Trace and lower a function for the shapes of the arguments; return the time, too."""
     start = time.process_time()
     lowered = jax.jit(function).lower(*given)
-    traced = time.process_time()
+    return lowered, time.process_time() - start
+
+
+def measure_lowering(name: str) -> dict[str, float]:
+    """Trace and lower a step of an optimizer on `MANY`, for the second time."""
+    tx: optax.GradientTransformation = optimizers()[name]
+    params = {path: jax.ShapeDtypeStruct(shape, "float32") for path, shape in MANY.items()}
+    given = params, jax.eval_shape(tx.init, params), params
+    lowered, seconds = [lower(step_of(tx), *given) for _ in range(2)][-1]
+    return {"seconds": seconds, "lines": lowered.as_text().count("\n")}
+
+
+def measure(function: Callable[..., Any], *given: Any) -> dict[str, float]:
+    """Compile a function for the shapes of the arguments; return times and program size."""
+    lowered, trace_seconds = lower(function, *given)
+    start = time.process_time()
     compiled = lowered.compile()
     done = time.process_time()
     text = compiled.as_text() or ""
     return {
-        "trace_seconds": traced - start,
-        "compile_seconds": done - traced,
+        "trace_seconds": trace_seconds,
+        "compile_seconds": done - start,
         "instructions": len(re.findall(r"^ +(?:ROOT )?%[\w.\-]+ = ", text, re.M)),
         "distinct_kernels": distinct_kernels(text),
     }
@@ -103,6 +119,10 @@ def table(record: dict[str, Any]) -> str:
             cells = [f"{whole[k] / whole[MUON]:.2f} {kernels[k]}" for k in NAMES[1:]]
             lines.append([tree, f"{whole[MUON]:.1f} s {kernels[MUON]}", *cells])
         steps += [markdown_table([title, *NAMES], lines)] if lines else []
+    lowered = record["lowering"]
+    cells = [f"{row['seconds']:.1f} s ({row['lines']:,.0f})" for row in lowered.values()]
+    title = f"{len(MANY)} of 4, trace and lowering (lines)"
+    steps.append(markdown_table([title, *lowered], [["", *cells]]))
     check = f"`optim.check_chain` of the three small leaves: {record['check_chain']:.1f} s."
     return "\n\n".join((*steps, check))
 
@@ -113,6 +133,7 @@ def main(argv: list[str] | None = None) -> None:
     cast(Any, jax.config).update("jax_enable_compilation_cache", False)
     measure(lambda x: jnp.sin(x @ x), jnp.ones((8, 8)))  # warm up JAX and XLA
     record: dict[str, Any] = {"check_chain": measure_check()}
+    record["lowering"] = {name: measure_lowering(name) for name in NAMES}
     places = {"steps": jax.devices("cpu")[0]}
     if find_spec("libtpu"):
         compile_without_tpus()

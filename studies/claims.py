@@ -299,10 +299,10 @@ def _spread(table: str) -> str:
 
 
 def _rotations(record: Mapping[str, Any]) -> list[str]:
-    """Format the cost of quantization: with 4-bit inputs, step held and not, and with 8 bits."""
-    labels = {"none": "not rotated", "Cayley SGD, rate 1.5": "Cayley SGD, 1.5",
-              "minimize, noise": "`minimize` on noise"}  # fmt: skip
-    four, eight = (record["summary"][f"{bits} bits, equal steps"] for bits in (4, 8))
+    """Format the cost of quantization: with 4-bit inputs, step held and not, and with 6 and 8."""
+    labels = {"none": "not rotated", "minimize, noise": "`minimize` on noise",
+              "Cayley SGD, rate 1.5": "Cayley SGD at SpinQuant's rate, 1.5"}  # fmt: skip
+    four, six, eight = (record["summary"][f"{bits} bits, equal steps"] for bits in (4, 6, 8))
 
     def cell(found: Mapping[str, Any] | None) -> str:
         return f" {shown(found['cost'], '.3f')}" if found else ""
@@ -323,15 +323,16 @@ def _rotations(record: Mapping[str, Any]) -> list[str]:
         *(
             f"| {labels.get(name, f'`{name}`' if '_' in name else name)} |{cell(found)}"
             f" |{cell(four.get(f'{name}, step'))}"
+            f" |{cell(six.get(f'{name}, step', six[name]))}"
             f" |{cell(eight.get(f'{name}, step', eight[name]))} |"
             for name, found in four.items()
             if not name.endswith(", step")
         ),
-        f"is {apart('Cayley SGD')} below tuned Cayley SGD with SpinQuant's gradient,"
-        f" {apart('Cayley SGD, rate 1.5')} below the published rate",
-        f"It is {apart('Cayley SGD, step')} below `riemannian_sgd`"
+        f"is {apart('Cayley SGD')} below tuned Cayley SGD with SpinQuant's gradient, and"
+        f" {apart('Cayley SGD, rate 1.5')} below it at the published rate",
+        f"Its loss is {apart('Cayley SGD, step')} below that of `riemannian_sgd`"
         f" ({apart('Cayley SGD, step', 'seconds')} in equal time",
-        f"and {shown(muon, '.3f')} below `manifold_muon`",
+        f"and {shown(muon, '.3f')} below that of `manifold_muon`",
         f"end {apart('Frobenius steps, step')} and {apart('minimize, noise')} above",
     ]
 
