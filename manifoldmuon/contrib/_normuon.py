@@ -42,6 +42,20 @@ class ScaleByNeuronRMSState(NamedTuple):
     nu: dict[str, Any]
 
 
+def neuron_rms(
+    manifold: Manifold, point: jax.Array, update: jax.Array, given: rules.Given
+) -> rules.RuleResult:
+    """Divide the rows of a direction by their running root mean square; a rule."""
+    axes, wide = _other_axes(manifold), upcast(update)
+    kept = expand_trailing(given["decay"], 1)
+    nu = kept * given["nu"] + (1 - kept) * jnp.mean(wide**2, axis=axes)
+    scaled = wide / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), axes)
+    scaled, _ = rules.tangent(manifold, point, scaled, {})
+    length = expand_trailing(frobenius_norm(wide, manifold.ndim), manifold.ndim)
+    after = jnp.where(jnp.isfinite(nu), nu, given["nu"]).astype(given["nu"].dtype)
+    return length * to_unit_norm(scaled, manifold.ndim), {"nu": after}
+
+
 @checked
 def scale_by_neuron_rms(
     geometry: Geometry, decay: Decay = 0.95
@@ -77,19 +91,8 @@ def scale_by_neuron_rms(
       >>> directions = mm.optim.chain(mm.optim.scale_by_steepest(g), scale_by_neuron_rms(g))
       >>> tx = mm.optim.chain(directions, optax.scale(-0.1), mm.optim.retract(g))
     """
-
-    def rule(manifold: Manifold, point: jax.Array, update: jax.Array, given: Any) -> Any:
-        axes, wide = _other_axes(manifold), upcast(update)
-        kept = expand_trailing(given["decay"], 1)
-        nu = kept * given["nu"] + (1 - kept) * jnp.mean(wide**2, axis=axes)
-        scaled = wide / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), axes)
-        scaled, _ = rules.tangent(manifold, point, scaled, {})
-        length = expand_trailing(frobenius_norm(wide, manifold.ndim), manifold.ndim)
-        after = jnp.where(jnp.isfinite(nu), nu, given["nu"]).astype(given["nu"].dtype)
-        return length * to_unit_norm(scaled, manifold.ndim), {"nu": after}
-
     return transformation(
-        rule,
+        neuron_rms,
         geometry,
         ScaleByNeuronRMSState,
         _init_squares,
