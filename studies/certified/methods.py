@@ -33,7 +33,6 @@ BIASES_MOMENTUM = 0.9
 
 POWER_ITERATIONS = 3
 BJORCK_STEPS = 12
-SOC_TERMS, SOC_PARTS = 6, 2
 
 FLAT = Euclidean(Spectral(NewtonSchulz(MUON, frobenius=True)))
 """Muon as published: five Newton-Schulz steps after Frobenius normalisation."""
@@ -223,27 +222,24 @@ class SkewExponential(Parametrised):
     """The exponential of a skew matrix (SOC; Singla and Feizi, arXiv:2105.11417).
 
     `exp(F Q^T - Q F^T) Q` with the free array F and the first weight Q, which reaches every
-    direction from Q. A Taylor series of six terms, used twice with half of the matrix. Every term
-    is `Q A + F B`, so that only the small square matrices A and B are iterated.
+    direction from Q. It is `Q A + F B` with the exponential of a square matrix of twice the short
+    side. Published is a Taylor series of a skew matrix of norm at most 1, which reaches less.
     """
 
     def begin(self, weight: Float[Array, "*batch m n"]) -> tuple[Any, Any]:
         return jnp.zeros_like(weight), weight
 
     def weight(self, free: Any, carry: Any) -> Float[Array, "*batch m n"]:
-        first, moves = _tall(carry), _tall(free) / SOC_PARTS
-        cross, gram = first.mT @ moves, moves.mT @ moves
-        a = jnp.broadcast_to(jnp.eye(gram.shape[-1], dtype=gram.dtype), gram.shape)
-        b = jnp.zeros_like(gram)
-        for _ in range(SOC_PARTS):
-            last_a, last_b = a, b
-            for power in range(1, SOC_TERMS + 1):
-                last_a, last_b = (
-                    -(cross.mT @ last_a + gram @ last_b) / power,
-                    (last_a + cross @ last_b) / power,
-                )
-                a, b = a + last_a, b + last_b
-        return _like(first @ a + moves @ b, free)
+        first, moves = _tall(carry), _tall(free)
+        # The skew matrix maps `first A + unit B` to `first C + unit D`, linearly.
+        size = jnp.linalg.norm(moves, axis=(-2, -1), keepdims=True) / moves.shape[-1] ** 0.5
+        size = jax.lax.stop_gradient(jnp.maximum(size, 1e-3))
+        unit = moves / size
+        cross, gram = first.mT @ moves, unit.mT @ moves
+        one = jnp.zeros_like(gram) + jnp.eye(gram.shape[-1], dtype=gram.dtype)
+        blocks = jnp.block([[-cross.mT, -gram], [size * one, cross]])
+        found = jax.scipy.linalg.expm(blocks, max_squarings=6)[..., : gram.shape[-1]]
+        return _like(jnp.concatenate([first, unit], axis=-1) @ found, free)
 
 
 @dataclasses.dataclass(frozen=True)
