@@ -130,12 +130,14 @@ def shown(value: Any) -> str:
 def checked(function: _F) -> _F:
     """Check the arguments of a function by its annotations, before each call.
 
-    `name: Annotated[kind, check]` is checked by `check("function: name", value)`. With `| None`
-    behind it, None passes. Every `optax.MultiSteps` is replaced by its transformation.
+    `name: Annotated[kind, check]` is checked by `check("function: name", value)`. Flags, dtypes and
+    Optax transformations are checked by their own annotations. With `| None` behind it, None
+    passes. Every `optax.MultiSteps` is replaced by its transformation.
     """
-    names = tuple(inspect.signature(function).parameters)
+    named = inspect.signature(function).parameters.values()
+    names = tuple([x.name for x in named if x.kind not in (x.VAR_POSITIONAL, x.VAR_KEYWORD)])
 
-    @functools.cache  # names of types are looked up at the first call, when all are defined
+    @functools.cache  # types are looked up at the first call, when all are defined
     def checks() -> dict[str, Check]:
         hints = get_type_hints(function, include_extras=True)
         return {name: _check_of(hints[name]) for name in names}
@@ -153,11 +155,19 @@ def checked(function: _F) -> _F:
 
 
 def _check_of(hint: Any) -> Check:
-    found = [c for part in (hint, *get_args(hint)) for c in getattr(part, "__metadata__", ())]
-    absent = type(None) in get_args(hint)
+    parts = (hint, *get_args(hint))
+    if hint in (DTypeLike, DTypeLike | None):
+        found = [check_dtype]
+    elif metadata := [c for part in parts for c in getattr(part, "__metadata__", ())]:
+        found = metadata
+    elif bool in parts:
+        found = [one_of(bool, np.bool_)]
+    else:
+        found = [one_of(part) for part in parts if part is optax.GradientTransformation]
+    optional = type(None) in parts
 
     def check(name: str, value: Any) -> None:
-        for each in found if value is not None or not absent else ():
+        for each in found if value is not None or not optional else ():
             each(name, value)
 
     return check
@@ -240,6 +250,3 @@ ClipNorm = Annotated[
     ArrayLike | optax.GradientTransformation | None,
     number("(0, inf)", none=True, transformation=True),
 ]
-Flag = Annotated[bool, one_of(bool, np.bool_)]
-DType = Annotated[DTypeLike, check_dtype]
-Optimizer = Annotated[optax.GradientTransformation, one_of(optax.GradientTransformation)]

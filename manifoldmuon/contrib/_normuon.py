@@ -7,17 +7,9 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.typing import DTypeLike
 
-from manifoldmuon._internal.arguments import (
-    ClipNorm,
-    Decay,
-    DType,
-    Flag,
-    Momentum,
-    Rate,
-    WeightDecay,
-    checked,
-)
+from manifoldmuon._internal.arguments import ClipNorm, Decay, Momentum, Rate, WeightDecay, checked
 from manifoldmuon._internal.matrices.arrays import (
     expand_trailing,
     frobenius_norm,
@@ -125,8 +117,8 @@ def normuon(
     neuron_decay: Decay = 0.95,
     *,
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
-    nesterov: Flag = True,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
     clip: ClipNorm = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.arguments import Optimizer, checked, number
+from manifoldmuon._internal.arguments import checked, number
 from manifoldmuon._internal.matrices.arrays import expand_trailing, upcast
 from manifoldmuon._internal.trees.matching import Matched, match
 from manifoldmuon._internal.trees.paths import Spec, match_prefix
@@ -29,7 +29,7 @@ Heads = Spec[Layout | None]
 
 @checked
 def with_qk_clip(
-    inner: Optimizer,
+    inner: optax.GradientTransformation,
     geometry: Geometry,
     heads: Heads,
     threshold: Annotated[ArrayLike, number("(0, inf)")] = 100.0,

@@ -13,7 +13,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, Shaped
 
-from manifoldmuon._internal.arguments import Optimizer, checked, shown, whole
+from manifoldmuon._internal.arguments import checked, shown, whole
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import explicit_mesh
@@ -54,7 +54,7 @@ class QuantizedState(NamedTuple):
 
 @checked
 def quantized(
-    inner: Optimizer,
+    inner: optax.GradientTransformation,
     bits: Annotated[int, _check_bits] = 8,
     block: Annotated[int, whole("[2, inf)")] = 128,
     min_size: Annotated[int, whole("[0, inf)")] = 4096,

@@ -8,16 +8,13 @@ from typing import Annotated, Any
 
 import jax
 import optax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal.arguments import (
     ClipNorm,
     Decay,
-    DType,
     Epsilon,
-    Flag,
     Momentum,
-    Optimizer,
     Rate,
     WeightDecay,
     checked,
@@ -69,13 +66,13 @@ def manifold_muon(
     geometry: Geometry,
     momentum: Momentum = 0.95,
     *,
-    nesterov: Flag = True,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
     clip: ClipNorm = None,
-    rest: Optimizer | None = None,
+    rest: optax.GradientTransformation | None = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
-    track_gap: Flag = True,
+    track_gap: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent with momentum on manifolds; on Stiefel matrices this is manifold Muon.
 
@@ -154,13 +151,13 @@ def muon(
     momentum: Momentum = 0.95,
     *,
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
-    nesterov: Flag = True,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
     clip: ClipNorm = None,
-    rest: Optimizer | None = None,
+    rest: optax.GradientTransformation | None = None,
     weight_decay: WeightDecay = None,
     budgets: Budgets | None = None,
-    track_gap: Flag = False,
+    track_gap: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Muon: momentum, orthogonalised (Jordan 2024), as steepest descent in flat space.
 
@@ -198,8 +195,9 @@ def muon(
       >>> tx = muon(0.1, geometry, rest=optax.adam(0.1))
       >>> params = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
       >>> state = tx.init(params)
+      >>> cost = lambda p: jnp.sum((p["kernel"] + p["bias"] - 1) ** 2)
       >>> for _ in range(4):
-      ...     loss, grad = jax.value_and_grad(lambda p: jnp.sum((p["kernel"] + p["bias"] - 1) ** 2))(params)
+      ...     loss, grad = jax.value_and_grad(cost)(params)
       ...     updates, state = tx.update(grad, state, params)
       ...     params = optax.apply_updates(params, updates)
       ...     print(f"{loss:.2f}", end=" ")
@@ -239,10 +237,10 @@ def muonh(
     momentum: Decay = 0.9,
     *,
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
-    nesterov: Flag = True,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
     clip: ClipNorm = None,
-    rest: Optimizer | None = None,
+    rest: optax.GradientTransformation | None = None,
     radius: Radius = None,
     radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,
@@ -280,8 +278,9 @@ def muonh(
       >>> tx = muonh(0.1, geometry, rest=optax.adam(0.1))
       >>> params = {"kernel": jnp.eye(2), "bias": jnp.zeros(2)}
       >>> state = tx.init(params)
+      >>> cost = lambda p: jnp.sum((p["kernel"] + p["bias"] - 1) ** 2)
       >>> for _ in range(4):
-      ...     loss, grad = jax.value_and_grad(lambda p: jnp.sum((p["kernel"] + p["bias"] - 1) ** 2))(params)
+      ...     loss, grad = jax.value_and_grad(cost)(params)
       ...     updates, state = tx.update(grad, state, params)
       ...     params = optax.apply_updates(params, updates)
       ...     print(f"{loss:.2f}", end=" ")
@@ -313,7 +312,7 @@ def adamh(
     eps: Epsilon = 1e-8,
     *,
     clip: ClipNorm = None,
-    rest: Optimizer | None = None,
+    rest: optax.GradientTransformation | None = None,
     radius: Radius = None,
     radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from manifoldmuon._internal.arguments import Optimizer, checked, number, one_of, whole
+from manifoldmuon._internal.arguments import checked, number, one_of, whole
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.trees.transformations import Terminal, Transformation
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
@@ -59,7 +59,7 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
 
 @checked
 def check_chain(
-    tx: Optimizer,
+    tx: optax.GradientTransformation,
     geometry: Geometry,
     params: Any,
     *,

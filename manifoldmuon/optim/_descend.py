@@ -13,12 +13,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from manifoldmuon._internal.arguments import (
-    Flag,
-    Rate,
-    WeightDecay,
-    checked,
-)
+from manifoldmuon._internal.arguments import Rate, WeightDecay, checked
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.paths import is_hole
@@ -57,7 +52,7 @@ def descend(
     *,
     budgets: Budgets = 1.0,
     weight_decay: WeightDecay = None,
-    track_gap: Flag = True,
+    track_gap: bool = True,
 ) -> Transformation:
     """Take the steepest step of a given length, as a fused chain.
 

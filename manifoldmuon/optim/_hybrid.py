@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from manifoldmuon._internal.arguments import Optimizer, checked
+from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
     Transformation,
@@ -19,7 +19,9 @@ from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 
 
 @checked
-def hybrid(tx: Optimizer, geometry: Geometry, rest: Optimizer) -> Transformation:
+def hybrid(
+    tx: optax.GradientTransformation, geometry: Geometry, rest: optax.GradientTransformation
+) -> Transformation:
     """Train parameters with a manifold by `tx`, and parameters with the entry None by `rest`.
 
     The option `rest` of `manifold_muon`, `muon`, `muonh` and `adamh` does it in one call; this is

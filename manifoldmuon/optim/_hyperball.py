@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
-from manifoldmuon._internal.arguments import Optimizer, Rate, checked, number
+from manifoldmuon._internal.arguments import Rate, checked, number
 from manifoldmuon._internal.meshes.mesh import mesh_of
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
@@ -29,7 +29,7 @@ from manifoldmuon.optim.rules import Rule, budget, keep_norm, on_sphere, rounded
 
 @checked
 def hyperball(
-    base: Optimizer,
+    base: optax.GradientTransformation,
     learning_rate: Rate,
     geometry: Geometry,
     *,

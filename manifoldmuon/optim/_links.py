@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arguments import Flag, checked
+from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.meshes.mesh import warn_of_unset_mesh
 from manifoldmuon._internal.trees.transformations import Transformation
 from manifoldmuon.manifolds import Manifold
@@ -67,7 +67,7 @@ class ScaleBySteepestState(NamedTuple):
 
 @checked
 def scale_by_steepest(
-    geometry: Geometry, track_gap: Flag = True
+    geometry: Geometry, track_gap: bool = True
 ) -> optax.GradientTransformationExtraArgs:
     """Replace each gradient by the steepest tangent direction at its parameter.
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import DTypeLike
 
-from manifoldmuon._internal.arguments import DType, Optimizer, checked
+from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon._internal.trees.transformations import Terminal, difference, require_arguments
 
@@ -28,7 +28,7 @@ class MasterCopiesState(NamedTuple):
 
 @checked
 def with_master_copies(
-    inner: Optimizer, dtype: DType = jnp.float32
+    inner: optax.GradientTransformation, dtype: DTypeLike = jnp.float32
 ) -> optax.GradientTransformationExtraArgs:
     """Keep a copy of the parameters in float32 and take every step on it.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import Annotated, Protocol, runtime_checkable
 
 import optax
+from jax.typing import DTypeLike
 
 from manifoldmuon._internal.arguments import (
     ClipNorm,
-    DType,
-    Flag,
     Momentum,
-    Optimizer,
     Rate,
     WeightDecay,
     checked,
@@ -55,8 +53,8 @@ def modular(
     architecture: Annotated[Architecture, _check_architecture],
     momentum: Momentum = 0.95,
     *,
-    nesterov: Flag = True,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = True,
+    accumulator_dtype: DTypeLike | None = "float32",
     clip: ClipNorm = None,
     weight_decay: WeightDecay = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -86,8 +84,9 @@ def modular(
       >>> net = mm.modules.Linear(1, 8) @ mm.modules.ReLU() @ mm.modules.Linear(8, 3)
       >>> tx, params = modular(0.5, net), net.init(jax.random.key(0))
       >>> state = tx.init(params)
+      >>> cost = lambda p: jnp.mean((net.apply(p, jnp.eye(3)) - 2) ** 2)
       >>> for _ in range(4):
-      ...     loss, grad = jax.value_and_grad(lambda p: jnp.mean((net.apply(p, jnp.eye(3)) - 2) ** 2))(params)
+      ...     loss, grad = jax.value_and_grad(cost)(params)
       ...     updates, state = tx.update(grad, state, params)
       ...     params = optax.apply_updates(params, updates)
       ...     print(f"{loss:.2f}", end=" ")
@@ -108,7 +107,7 @@ def modular(
 @checked
 def normed(
     learning_rate: Rate,
-    base: Optimizer,
+    base: optax.GradientTransformation,
     architecture: Annotated[Architecture, _check_architecture],
     *,
     weight_decay: WeightDecay = None,

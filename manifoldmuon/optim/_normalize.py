@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from manifoldmuon._internal.arguments import Optimizer, checked, one_of
+from manifoldmuon._internal.arguments import checked, one_of
 from manifoldmuon._internal.matrices.arrays import (
     expand_trailing,
     inner_product,
@@ -45,7 +45,7 @@ class NormalizeState(NamedTuple):
 
 @checked
 def normalize(
-    base: Optimizer,
+    base: optax.GradientTransformation,
     geometry: Geometry,
     budgets: Budgets = 1.0,
     *,

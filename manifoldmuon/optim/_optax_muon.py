@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import Epsilon, Flag, Rate, checked
+from manifoldmuon._internal.arguments import Epsilon, Rate, checked
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
@@ -39,7 +39,7 @@ def optax_muon(
     weight_decay_mask: Any | Callable[[Any], Any] | None = None,
     mu_dtype: DTypeLike | None = None,
     *,
-    nesterov: Flag = True,
+    nesterov: bool = True,
     adaptive: bool = False,
     preconditioning: Literal["frobenius", "spectral", "aol", "schatten"] = "frobenius",
     adam_b1: ArrayLike = 0.9,

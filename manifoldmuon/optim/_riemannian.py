@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 import optax
+from jax.typing import DTypeLike
 
-from manifoldmuon._internal.arguments import (
-    Decay,
-    DType,
-    Epsilon,
-    Flag,
-    Momentum,
-    Rate,
-    checked,
-)
+from manifoldmuon._internal.arguments import Decay, Epsilon, Momentum, Rate, checked
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._links import project_tangent, retract
@@ -26,8 +19,8 @@ def riemannian_adam(
     b2: Decay = 0.999,
     eps: Epsilon = 1e-8,
     *,
-    nesterov: Flag = False,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = False,
+    accumulator_dtype: DTypeLike | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Adam on manifolds, entry by entry in the coordinates of the surrounding space.
 
@@ -91,8 +84,8 @@ def riemannian_sgd(
     geometry: Geometry,
     momentum: Momentum = None,
     *,
-    nesterov: Flag = False,
-    accumulator_dtype: DType | None = "float32",
+    nesterov: bool = False,
+    accumulator_dtype: DTypeLike | None = "float32",
 ) -> optax.GradientTransformationExtraArgs:
     r"""Riemannian stochastic gradient descent, with momentum or without.
 

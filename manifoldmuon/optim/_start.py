@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
-from manifoldmuon._internal.arguments import Optimizer, checked
+from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.first_values import (
     check_values,
@@ -74,7 +74,7 @@ class StartOnState(NamedTuple):
 
 
 @checked
-def start_on(tx: Optimizer, geometry: Geometry) -> Transformation:
+def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transformation:
     """Move weights to the nearest points of their manifolds in the first update.
 
     For trainers that make the weights themselves and have no hook for `project_tree`: `init`
@@ -150,7 +150,7 @@ def _cond(condition: Any, function: Any, value: Any) -> Any:
 
 
 @checked
-def start_anywhere(tx: Optimizer) -> Transformation:
+def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
     """Turn off the checks of first weights: `init` takes weights off their manifolds.
 
     Without them the first steps may be NaN. Use it where `init` must be free of callbacks, as for

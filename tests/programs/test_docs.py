@@ -12,12 +12,14 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+import griffe
 import jax
 import matplotlib.pyplot as plt
 import pytest
 from matplotlib.figure import Figure
 
 from docs import coverage, excerpts, links, references, thumbnails
+from docs.annotations import PlainAnnotations
 from studies import STUDIES, claims
 from tests.optim.test_processes import free_port, outputs
 
@@ -361,3 +363,14 @@ def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Fi
     """Replace pyplot's `subplots`, without a screen."""
     figure = Figure(figsize=figsize, layout=layout)
     return figure, figure.subplots(*args, **options)
+
+
+def test_api_pages_show_types_without_their_checks():
+    extensions = griffe.load_extensions(PlainAnnotations)
+    package = griffe.load(
+        "manifoldmuon", search_paths=[ROOT], try_relative_path=False, extensions=extensions
+    )
+    muon = {p.name: str(p.annotation) for p in package["optim._aliases.muon"].parameters}
+    assert muon["momentum"] == "ArrayLike | None"
+    assert muon["method"] == "MsignMethod | None"
+    assert muon["learning_rate"] == "optax.ScalarOrSchedule"
