@@ -199,7 +199,7 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: Linear(3, 4, Hypersphere(ndim=3)), "Linear.manifold: Hypersphere needs at least"),
     (lambda: Linear(3, 4, mass=-1.0), "Linear.mass must be a finite number in [0, inf); got -1.0"),
     (lambda: Linear(3, 4).apply(jnp.ones((3, 4)), jnp.ones(3)), "Linear takes inputs (..., 4"),
-    (lambda: Linear(3, 4).norm((jnp.ones((3, 4)),)), "expected a tree of the structure that init"),
+    (lambda: Linear(3, 4).norm((jnp.ones((3, 4)),)), "Linear: expected a tree of the structure that"),
     (lambda: Linear(3, 4).tare(-1.0), "tare(absolute) must be a finite number in [0, inf); got"),
     (lambda: Linear(3, 4, mass=0.0).tare(1.0), "no factor brings a mass of 0 to 1.0; give an atom"),
     (lambda: Linear(3, 4) @ "no", "unsupported operand type(s) for @: 'Linear' and 'str'"),
@@ -343,6 +343,7 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: quantized(optax.trace(0.9), min_size=-1), "quantized: min_size must be a whole"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, 0), "with_qk_clip: threshold must be a"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN), "with_qk_clip: power must be a"),
+    (lambda: chain([optax.sgd(1)]), "chain takes transformations as arguments, chain(a, b); got a"),
     (lambda: chain(0.1), "chain: transformation 0 of 1 must be a GradientTransformation; got 0.1"),
     (lambda: chain(optax.trace, retract(FLAT)), "chain: transformation 0 of 2 must be a"),
     (lambda: chain(hyperball(optax.identity(), 0.1, MATRIX), optax.scale(2)),
@@ -385,6 +386,7 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
      "minimize: f(x0) is nan, with a"),
     (lambda: minimize(jnp.sum, Hypersphere(), UNIT, tolerance=1e-10), "minimize: tolerance=1e-10"),
     (lambda: minimize(jnp.sum, {"w": Hypersphere()}, {"v": UNIT}), "geometry has no entry for the"),
+    (lambda: minimize(jnp.sum, {"v": None}, {"v": UNIT}), "minimize: the geometry leaves 'v' out"),
     (lambda: minimize(jnp.sum, Hypersphere(), np.ones((0,))), "minimize: x0 has no numbers; give"),
     (lambda: minimize(jnp.sum, Hypersphere(), jnp.bfloat16(UNIT)), "minimize: x0 must be all"),
     (lambda: minimize(jnp.sum, SpectralSphere(), np.eye(3)),
@@ -404,6 +406,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: margin_cross_entropy(LOGITS, LABELS, 1, 0), "margin_cross_entropy: temperature must"),
     (lambda: certify(Linear(3, 2), COMPLEX, np.ones((4, 2))), "certify: logits must be real and"),
     (lambda: certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2))), "the network must return"),
+    (lambda: certify(jnp.ones((1, 2)), Linear(1, 2), np.ones((4, 2))), "certify(net) must be a"),
+    (lambda: bound(jnp.ones((1, 2)), Linear(1, 2)), "bound(module) must be a Module or"),
 )
 # fmt: on
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from manifoldmuon._internal.arguments import check_number
+from manifoldmuon._internal.arguments import check_number, one_of
 from manifoldmuon._internal.text import Node, Printed, tree
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._norm_bounds import RMS, ActivationNorm, NormBound, OneHot
@@ -226,6 +226,7 @@ def bound(
         raise ValueError(
             "bound(radius) needs params, the centre of the ball; bound(drift) takes no params"
         )
+    one_of(Module, ExternalModule)("bound(module)", module)
     external = None
     if isinstance(module, ExternalModule):
         if params is None:

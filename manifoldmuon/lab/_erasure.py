@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, nonzero_or_one
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
+from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.linalg import spectral_norm
 
 
@@ -35,12 +36,15 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
       >>> letter_mask((64, 32)).shape
       (64, 32)
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.font_manager import FontProperties
-    from matplotlib.patches import PathPatch
-    from matplotlib.textpath import TextPath
-    from matplotlib.transforms import Affine2D
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+        from matplotlib.font_manager import FontProperties
+        from matplotlib.patches import PathPatch
+        from matplotlib.textpath import TextPath
+        from matplotlib.transforms import Affine2D
+    except ImportError as error:
+        raise missing_extra("lab.letter_mask", "matplotlib", "studies") from error
 
     if min(shape) < 1:
         raise ValueError(f"shape must have two positive lengths, such as (64, 32); got {shape}")
@@ -80,10 +84,10 @@ def erasure_auc(weight: Float[np.ndarray, "..."], mask: Float[np.ndarray, "..."]
       >>> erasure_auc(mask, mask)
       1.0
     """
-    weight, mask = np.asarray(weight, np.float64), np.asarray(mask)
+    weight, mask = np.abs(np.asarray(weight)).astype(np.float64), np.asarray(mask)
     if weight.shape != mask.shape:
         raise ValueError(f"the weight has shape {weight.shape} and the mask {mask.shape}")
-    inside, outside = np.abs(weight[mask == 0]), np.abs(weight[mask != 0])
+    inside, outside = weight[mask == 0], weight[mask != 0]
     if not len(inside) or not len(outside):
         raise ValueError("the mask must be 0 somewhere and not 0 elsewhere; see letter_mask")
     test: Any = scipy.stats.mannwhitneyu(outside, inside, method="asymptotic")

@@ -17,6 +17,7 @@ from jaxtyping import Array
 from manifoldmuon._internal.arguments import check_number, shown
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one
+from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
 from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
 from manifoldmuon.minimize._auto import Auto
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Progress, Reason, Result, Stop
@@ -88,8 +89,8 @@ def minimize(
     if not isinstance(args, tuple):
         raise TypeError(f"minimize: args must be a tuple, such as (a,); got {shown(args)}")
     entries = resolve_geometry(geometry, x0)
-    leaves, treedef = jax.tree.flatten(x0)
-    dtype = _check_leaves(entries, leaves)
+    treedef = jax.tree.structure(x0)
+    dtype = _check_leaves(entries, x0)
     tolerance = _check_numbers(dtype, tolerance, max_steps)
     if not isinstance(method, Method):
         raise TypeError(
@@ -131,14 +132,21 @@ def _solve_compiled(
     return _compiled()(f, manifolds, method, stop, start, args, progress)
 
 
-def _check_leaves(entries: Any, leaves: list[Any]) -> Any:
+def _check_leaves(entries: Any, x0: Any) -> Any:
+    pairs, treedef = flatten_with_path(x0)
+    leaves = [leaf for _, leaf in pairs]
     if not any(map(jnp.size, leaves)):
         raise ValueError("minimize: x0 has no numbers; give it a nonempty array")
     dtypes = {jnp.result_type(leaf) for leaf in leaves}
     if len(dtypes) > 1 or (dtype := dtypes.pop()) not in _DTYPES:
         names = sorted({str(jnp.result_type(leaf)) for leaf in leaves})
         raise TypeError(f"minimize: x0 must be all float32 or all float64; got {', '.join(names)}")
-    for entry in jax.tree.leaves(entries):
+    for (path, _), entry in zip(pairs, treedef.flatten_up_to(entries), strict=True):
+        if entry is None:
+            raise ValueError(
+                f"minimize: the geometry leaves {path_string(path)!r} out (None); write Euclidean()"
+                " for an unconstrained array, or pass a constant in args"
+            )
         manifold = entry.manifold if isinstance(entry, LaidOut) else entry
         if isinstance(manifold, SpectralSphere):
             raise ValueError(

@@ -156,7 +156,8 @@ class Module(Printed, abc.ABC):
             if (actual := jax.tree.structure(other)) != structure:
                 wanted, got = (str(s).removeprefix("PyTreeDef(")[:-1] for s in (structure, actual))
                 raise ValueError(
-                    f"expected a tree of the structure that init returns, {wanted}; got {got}"
+                    f"{type(self).__name__}: expected a tree of the structure that init returns,"
+                    f" {wanted}; got {got}"
                 )
         mapped = map(function, specs, *map(jax.tree.leaves, trees))
         return jax.tree.unflatten(structure, mapped)

@@ -45,6 +45,11 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
     """
     count = len(transformations)
     for i, tx in enumerate(transformations):
+        if isinstance(tx, list | tuple) and not isinstance(tx, optax.GradientTransformation):
+            raise TypeError(
+                f"chain takes transformations as arguments, chain(a, b); got a {type(tx).__name__}"
+                " of them: write chain(*transformations)"
+            )
         one_of(optax.GradientTransformation)(f"chain: transformation {i} of {count}", tx)
         if isinstance(tx, Terminal) and i < count - 1:
             raise ValueError(

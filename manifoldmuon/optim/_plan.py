@@ -193,9 +193,10 @@ def plan_updates(
         raise ValueError(
             f"{name} needs the current parameters: call tx.update(updates, state, params)."
         )
+    structures = [jax.tree.structure(tree, is_leaf=is_hole) for tree in (updates, params)]
+    if structures[0] != structures[1]:
+        raise ValueError(f"{name}: {_difference(updates, params, *structures)}")
     plan = make_plan(geometry, params, rest=rest, warn=False)
-    if (structure := jax.tree.structure(updates, is_leaf=is_hole)) != plan.treedef:
-        raise ValueError(f"{name}: {_difference(plan, updates, structure)}")
     pairs = zip(plan.paths, plan.leaves(params), plan.leaves(updates), strict=True)
     for i, (path, param, update) in enumerate(pairs):
         if is_hole(param) or isinstance(update, optax.MaskedNode):
@@ -221,17 +222,21 @@ def plan_updates(
     return plan
 
 
-def _difference(plan: Plan, updates: Any, structure: Any) -> str:
-    pairs, _ = flatten_with_path(updates, is_leaf=is_hole)
-    names = [path_string(path) for path, _ in pairs]
-    missing = [path for path in plan.paths if path not in names]
-    extra = [path for path in names if path not in plan.paths]
-    if missing or extra:
-        return (
-            "updates and parameters are different trees: parameters without an update"
-            f" {missing}, updates without a parameter {extra}."
+def _difference(updates: Any, params: Any, *structures: Any) -> str:
+    given, wanted = (
+        [path_string(path) for path, _ in flatten_with_path(tree, is_leaf=is_hole)[0]]
+        for tree in (updates, params)
+    )
+    missing = [path for path in wanted if path not in given]
+    extra = [path for path in given if path not in wanted]
+    if not missing and not extra:
+        return ("updates and parameters are trees of different containers: {} against {}.").format(
+            *structures
         )
+    hint = ""
+    if not set(given) & set(wanted):
+        hint = " The call is tx.update(updates, state, params): were two exchanged?"
     return (
-        f"updates and parameters are trees of different containers: {structure} against"
-        f" {plan.treedef}."
+        "updates and parameters are different trees: parameters without an update"
+        f" {missing}, updates without a parameter {extra}.{hint}"
     )

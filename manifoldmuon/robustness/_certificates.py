@@ -14,7 +14,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Real
 
-from manifoldmuon._internal.arguments import check_number, finite_array
+from manifoldmuon._internal.arguments import check_number, finite_array, one_of
 from manifoldmuon._internal.text import Printed
 from manifoldmuon.bounds import L2, NetworkBounds, NormBound, bound
 from manifoldmuon.manifolds import Manifold
@@ -141,6 +141,7 @@ def certify(
       batch: number of images per evaluation.
 
     Raises:
+      TypeError: `net` is not a module.
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, a logit is not finite, or the declared network is not `model`.
 
@@ -150,6 +151,7 @@ def certify(
       >>> found.radii.round(6), found.accuracy(1.0)
       (array([1.414214]), 1.0)
     """
+    one_of(Module, ExternalModule)("certify(net)", net)
     if isinstance(net, ExternalModule):
         if model is None:
             raise ValueError(

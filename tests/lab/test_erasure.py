@@ -54,6 +54,7 @@ def test_auc_matches_scikit_learn(rng, decimals):
     weight = np.round(weights(rng) * (0.5 + 0.5 * MASK), decimals)
     expected = roc_auc_score(MASK.ravel() != 0, np.abs(weight).ravel())
     assert erasure_auc(weight, MASK) == pytest.approx(expected, abs=1e-12)
+    assert erasure_auc(1j * weight, MASK) == pytest.approx(expected, abs=1e-12)
     assert erasure_auc(1e-20 * weight, MASK) == pytest.approx(expected, abs=1e-12)
 
 

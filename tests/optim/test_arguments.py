@@ -51,6 +51,14 @@ def test_updates_that_do_not_match_raise(tx):
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("name", ["manifold_muon", "muon", "modular"])
+def test_exchanged_state_and_parameters_are_named(name):
+    tx = OPTIMIZERS[name]
+    params = PARAMS["w"] if tx in SINGLE else PARAMS
+    with pytest.raises(ValueError, match=r"update\(updates, state, params\): were two exchanged"):
+        tx.update(params, params, tx.init(params))  # type: ignore[arg-type]
+
+
 NUMBERS = [0.5, np.float64(0.5), jnp.float32(0.5), jnp.bfloat16(0.5)]  # others: test_refusals.py
 
 
