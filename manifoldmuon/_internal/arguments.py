@@ -156,14 +156,13 @@ def checked(function: _F) -> _F:
 
 def _check_of(hint: Any) -> Check:
     parts = (hint, *get_args(hint))
-    if hint in (DTypeLike, DTypeLike | None):
-        found = [check_dtype]
-    elif metadata := [c for part in parts for c in getattr(part, "__metadata__", ())]:
-        found = metadata
-    elif bool in parts:
-        found = [one_of(bool, np.bool_)]
-    else:
-        found = [one_of(part) for part in parts if part is optax.GradientTransformation]
+    found = [check for part in parts for check in getattr(part, "__metadata__", ())]
+    kinds: dict[Any, Check] = {
+        bool: one_of(bool, np.bool_),
+        DTypeLike: check_dtype,
+        optax.GradientTransformation: one_of(optax.GradientTransformation),
+    }
+    found += [check for kind, check in kinds.items() if hint in (kind, kind | None)]
     optional = type(None) in parts
 
     def check(name: str, value: Any) -> None:
