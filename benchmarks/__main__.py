@@ -7,24 +7,15 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-COMMAND = "    python -m benchmarks {}    # "
-
-
-def docstring(name: str) -> str:
-    """Return the docstring of a module beside this one."""
-    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
-    return ast.get_docstring(ast.parse(text)) or ""
+NAMES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
 
 
 def summary(name: str) -> str:
     """Return the first line of a benchmark's docstring, and how long it takes."""
-    text = docstring(name)
-    duration = text.partition(COMMAND.format(name))[2].partition(";")[0]
-    return f"{text.partition(chr(10))[0]} ({duration})"
-
-
-FILES = sorted(path.stem for path in Path(__file__).parent.glob("[a-z]*.py"))
-NAMES = [name for name in FILES if COMMAND.format(name) in docstring(name)]
+    text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+    first, _, rest = (ast.get_docstring(ast.parse(text)) or "").partition("\n")
+    duration = rest.partition(f"python -m benchmarks {name}    # ")[2].partition(";")[0]
+    return f"{first} ({duration})"
 
 
 def main() -> int:

@@ -16,7 +16,7 @@ import numpy as np
 from tqdm import tqdm
 
 from benchmarks._harness import command, save_with_table
-from benchmarks.polar_methods import QDWH, GramEigh, InverseRoot
+from benchmarks._polar_methods import QDWH, GramEigh, InverseRoot
 from manifoldmuon import linalg
 from studies.display import markdown_table
 from studies.program import parse

@@ -17,11 +17,11 @@ import numpy as np
 import optax
 from tqdm import tqdm
 
+from benchmarks._gradients import record_gradients
 from benchmarks._harness import command, save_with_table
+from benchmarks._polar_methods import GramEigh, InverseRoot
 from benchmarks.drift import PRESETS, last_tenth, rate_of, walk
-from benchmarks.gradients import record_gradients
 from benchmarks.msign_accuracy import matrix
-from benchmarks.polar_methods import GramEigh, InverseRoot
 from benchmarks.solvers import muon_direction
 from manifoldmuon import optim
 from manifoldmuon.linalg import DEFAULT_MSIGN, TRAINING_MSIGN, msign

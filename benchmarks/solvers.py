@@ -18,9 +18,9 @@ import numpy as np
 import optax
 from matplotlib.figure import Figure
 
+from benchmarks._baselines import ADMM, AlternatingProjection, FixedPoint
+from benchmarks._gradients import record_gradients
 from benchmarks._harness import command, save_with_table, timed
-from benchmarks.baselines import ADMM, AlternatingProjection, FixedPoint
-from benchmarks.gradients import record_gradients
 from manifoldmuon.linalg import DEFAULT_MSIGN, POLAR_EXPRESS, TRAINING_MSIGN, msign
 from manifoldmuon.manifolds import solvers
 from manifoldmuon.norms import Spectral

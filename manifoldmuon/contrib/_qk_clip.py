@@ -1,4 +1,4 @@
-"""QK-ClipNorm: scale down a head's queries and keys when its attention logits grow too large."""
+"""QK-Clip: scale down a head's queries and keys when its attention logits grow too large."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def with_qk_clip(
     threshold: Annotated[ArrayLike, number("(0, inf)")] = 100.0,
     power: Annotated[ArrayLike, number("(0, inf)")] = 0.5,
 ) -> optax.GradientTransformationExtraArgs:
-    """Keep attention logits below a threshold by scaling query and key weights: QK-ClipNorm.
+    """Keep attention logits below a threshold by scaling query and key weights: QK-Clip.
 
     If the largest logit `S` of a head in this batch is above `threshold`, the head's query and key
     weights are multiplied by `(threshold / S)**power` after the step of `inner`. With power 1/2 for

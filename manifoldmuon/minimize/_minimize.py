@@ -89,15 +89,15 @@ def minimize(
     if not isinstance(args, tuple):
         raise TypeError(f"minimize: args must be a tuple, such as (a,); got {shown(args)}")
     entries = resolve_geometry(geometry, x0)
-    treedef = jax.tree.structure(x0)
     dtype = _check_leaves(entries, x0)
+    leaves, treedef = jax.tree.flatten(entries)
     tolerance = _check_numbers(dtype, tolerance, max_steps)
     if not isinstance(method, Method):
         raise TypeError(
             f"minimize: method must be Auto(), LBFGS() or TrustRegion(); got {shown(method)}"
         )
     stop = Stop(tolerance, max_steps, callback)
-    solve = functools.partial(_solve_compiled, f, (tuple(jax.tree.leaves(entries)), treedef), args)
+    solve = functools.partial(_solve_compiled, f, (tuple(leaves), treedef), args)
     result: Any = None
     progress = None
     for stage, limit in method.stages(stop):

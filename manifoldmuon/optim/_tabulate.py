@@ -68,7 +68,7 @@ class TableRow:
 
 @dataclasses.dataclass(frozen=True)
 class Table(Printed):
-    """RuleResult of `tabulate`; `print` and notebooks show it as text.
+    """Result of `tabulate`; `print` and notebooks show it as text.
 
     Attributes:
       rows: a `TableRow` per parameter, in the order of the tree.

@@ -126,9 +126,8 @@ def is_noise(
 
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
-    return length <= 8 * product_eps(tangent_precision(precision), grad.dtype) * frobenius_norm(
-        grad
-    )
+    eps = product_eps(tangent_precision(precision), grad.dtype)
+    return length <= 8 * eps * frobenius_norm(grad)
 
 
 def duality_gap(

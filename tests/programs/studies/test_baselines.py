@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.baselines import ADMM, AlternatingProjection, FixedPoint
+from benchmarks._baselines import ADMM, AlternatingProjection, FixedPoint
 from manifoldmuon.norms import Spectral
 from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 

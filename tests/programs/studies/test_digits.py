@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks.gradients import record_gradients
+from benchmarks._gradients import record_gradients
 from studies import run_study
 from studies.digits.methods import METHODS
 from studies.digits.study import Digits

@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from benchmarks.polar_methods import QDWH, GramEigh, InverseRoot
+from benchmarks._polar_methods import QDWH, GramEigh, InverseRoot
 from tests.linalg.msign_laws import check_msign
 
 
