@@ -44,9 +44,9 @@ def keep_if_zero(point: Floats, vector: Floats, new_point: Floats, ndim: int) ->
     A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
     normalised (all zeros) into NaN. A NaN in the step is not a zero.
     """
-    # Not `all(vector == 0)`: on CPUs XLA compiles and runs it slower.
-    length = jnp.sum(jnp.abs(vector), axis=trailing(vector, ndim), keepdims=True)
-    return jnp.where(length == 0, point, new_point.astype(point.dtype))
+    # Not a sum of magnitudes: on CPUs XLA sums at half of the speed.
+    moves = jnp.any(vector != 0, axis=trailing(vector, ndim), keepdims=True)
+    return jnp.where(moves, new_point.astype(point.dtype), point)
 
 
 def bounded_step(vector: Floats, scale: float, longest: float, ndim: int) -> Floats:
