@@ -378,4 +378,4 @@ def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
 
 
 Entry = Manifold | LaidOut
-"""What a geometry holds for a parameter, beside None."""
+"""An entry of a geometry, beside None."""

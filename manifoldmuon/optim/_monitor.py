@@ -1,4 +1,4 @@
-"""What to log: gaps and residuals in a state, distances of weights from their manifolds."""
+"""Numbers to log: gaps and residuals in a state, distances of weights from their manifolds."""
 
 from __future__ import annotations
 
