@@ -92,6 +92,7 @@ def test_projection_is_complex_polar_factor(rank):
     np.testing.assert_allclose(attained, nuclear, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_minimize_solves_unitary_procrustes():
     a, b = normal(8, 6, 4), normal(9, 6, 4)
 
@@ -105,6 +106,7 @@ def test_minimize_solves_unitary_procrustes():
         np.testing.assert_allclose(to_complex(found.point), polar(adjoint(a) @ b), atol=1e-10)
 
 
+@pytest.mark.slow
 def test_projection_gradient_matches_finite_difference():
     x = jnp.asarray(from_complex(jnp.asarray(normal(13, 4, 2).astype(np.complex64))))
     gradient = jax.grad(lambda x: ComplexStiefel().project(x)[0, 0, 0])(x)

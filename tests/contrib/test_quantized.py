@@ -129,7 +129,7 @@ def sharded_arrays(seed: int) -> dict[str, Any]:
     return {name: jnp.asarray(drawn(*shape, seed=seed)) for name, (shape, _) in SHARDED.items()}
 
 
-@pytest.mark.slow_except("explicit-4", "automatic-8")
+@pytest.mark.slow_except("explicit-4")
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_sharded_arrays_match_single_device(mesh, bits):

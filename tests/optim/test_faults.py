@@ -75,6 +75,7 @@ def two_steps(params):
     return params, optim.monitor_distance(FAR, params)
 
 
+@pytest.mark.slow_except("3.0", "gaussian")
 @pytest.mark.parametrize("how", [0.1, 1.5, 3.0, 100.0, "gaussian"])
 def test_weights_far_from_manifold_return(how):
     """For weights of full rank; He initialisation is Gaussian."""

@@ -176,7 +176,7 @@ def test_training_learns_and_certificates_hold(monkeypatch):
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
 
 
-@pytest.mark.slow_except("manifold Muon", "SOC + Adam")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_trials_in_one_program_match_trials_alone(name):
     """What an accelerator does in one program, on two pictures of a seed each."""
