@@ -54,9 +54,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _skips_slow(config: pytest.Config) -> bool:
-    """Return whether this run selects no tests by name or option."""
+    """Return whether this run selects tests by no name, file or option."""
     asked = (config.getoption(name, False) for name in ("exhaustive", "keyword", "markexpr", "lf"))
-    return not any(asked) and not any("::" in arg for arg in config.args)
+    return not any(asked) and not any("::" in arg or arg.endswith(".py") for arg in config.args)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -120,6 +120,7 @@ def refusal(folder, target, table=None, step=None):
     return line
 
 
+@pytest.mark.slow_except("hyperball")
 @pytest.mark.parametrize("tx", TRANSFORMATIONS.values(), ids=list(TRANSFORMATIONS))
 def test_training_resumes_bit_for_bit(tx, tmp_path):
     tree = trained(tx, start(tx), 2)
@@ -426,6 +427,7 @@ def with_joined_keys(states):
     return type(states)(*[flatten_dict(field, sep="/") for field in states])
 
 
+@pytest.mark.slow
 def test_states_with_joined_keys_resume_bit_for_bit(tmp_path, monkeypatch):
     geometry = {"layers": [Stiefel(solver=DualAscent(steps=2))] * 2, "a": {"b": Euclidean()}}
     tx = optim.manifold_muon(0.1, geometry)

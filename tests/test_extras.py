@@ -51,6 +51,7 @@ def test_studies_are_listed_without_import_of_any():
     assert not {study.__module__ for study in STUDIES.values()} & set(modules.split())
 
 
+@pytest.mark.slow
 def test_studies_explain_themselves_without_frameworks():
     code = (
         "import contextlib, studies.__main__ as m\n"
@@ -62,6 +63,7 @@ def test_studies_explain_themselves_without_frameworks():
     assert all(f"python -m studies {name}" in shown for name in STUDIES)
 
 
+@pytest.mark.slow
 def test_study_without_its_framework_names_the_extra(tmp_path):
     code = (
         "import studies.__main__ as m; sys.stderr = sys.stdout\n"
@@ -73,6 +75,7 @@ def test_study_without_its_framework_names_the_extra(tmp_path):
     assert status == "2"
 
 
+@pytest.mark.slow_except("manifoldmuon.frameworks.nnx-Flax-flax")
 @pytest.mark.parametrize(
     ("module", "package", "extra"),
     [

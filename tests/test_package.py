@@ -67,6 +67,7 @@ def test_public_names_are_unique_and_documented(name):
         assert isinstance(value, str | ModuleType) or value.__doc__, f"{name}.{public}"
 
 
+@pytest.mark.slow
 def test_wheel_and_sdist_are_complete(tmp_path):
     pytest.importorskip("hatchling", reason="builds the wheel; in the extra `tests`")
     code = (

@@ -71,6 +71,7 @@ def test_muon_is_cheaper_and_more_accurate_than_optax():
         assert reached < theirs / 5
 
 
+@pytest.mark.slow_except("solver0-shape0-0.2")
 @pytest.mark.parametrize(
     ("solver", "shape", "largest"),
     [

@@ -36,7 +36,7 @@ CONES = (
 SOLVERS = ("Orthogonal", "Stiefel, Resolvents()", "Stiefel, DualAscent()")
 
 
-@pytest.mark.slow_except("linear")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [("Stiefel", "Stiefel, ProjectedPolar()", "EmbeddingRows"), CONES, SOLVERS],
@@ -117,10 +117,12 @@ def test_warm_starts_survive_switching_gradients(name):
         check_switching(name, (family, period, seed))
 
 
+@pytest.mark.slow
 def test_past_warm_start_failure_passes_checks():
     check_switching("EmbeddingRows, for training", ("entry", 1, 48))
 
 
+@pytest.mark.slow_except("sphere")
 @pytest.mark.parametrize(
     "manifold",
     [
@@ -208,16 +210,13 @@ def test_nan_gap_is_detected(monkeypatch):
         check_case(Case("Stiefel", (3, 7, 4), "float32", 0, -2, 1.0, "normal", 0))
 
 
-@pytest.mark.slow_except(
-    "SpectralBall, Frobenius steps, manifold_muon",
-    "SpectralBand, Spectral steps, solver=None, projected gradients",
-)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", minima.REACH)
 def test_descent_reaches_known_minimum(name):
     minima.check_minimum(name)
 
 
-@pytest.mark.slow_except("SpectralBand, Spectral steps, solver=None")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", minima.MISS)
 def test_documented_descents_stop_above_minimum(name):
     """As documented by `solver`, `SoftCap` and `normalize`; a fix must change those docstrings."""

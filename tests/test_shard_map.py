@@ -19,7 +19,7 @@ from tests.compiled import ask
 from tests.linalg.instances import METHODS, MethodCase
 
 
-@pytest.mark.slow_except("Stiefel")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "manifold",
     [SpectralSphere(), SpectralBall(), Stiefel()],

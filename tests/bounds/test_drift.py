@@ -22,6 +22,7 @@ SETS = [
 ]
 
 
+@pytest.mark.slow_except("Stiefel-tuple", "EmbeddingRows-tuple")
 @pytest.mark.parametrize(("manifold", "shape"), SETS, ids=lambda x: type(x).__name__)
 def test_drifted_matrices_stay_within_bounds(manifold, shape):
     """The search attains the largest and (positive) smallest singular values within 6 %."""

@@ -63,7 +63,7 @@ NETWORKS = {
 }
 
 
-@pytest.mark.slow_except("MLP", "attention")
+@pytest.mark.slow_except("MLP")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_attacks_stay_within_network_bounds(name):
     net, shape, size, shares = NETWORKS[name]

@@ -49,7 +49,7 @@ def best_unitary(point, grad):
     return float(np.linalg.norm(adjoint(w) @ g - adjoint(g) @ w, "nuc")) / 2
 
 
-@pytest.mark.slow_except("tall")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("manifold", "shape", "optimum"),
     [
@@ -64,11 +64,12 @@ def test_complex_stiefel_satisfies_manifold_laws(manifold, shape, optimum):
     check_manifold(manifold, shape, jax.random.key(0), thorough=False, optimum=optimum)
 
 
+@pytest.mark.slow
 def test_complex_norm_satisfies_norm_laws():
     check_norm(ComplexStiefel(2.0).norm, (2, 4, 3), jax.random.key(0))
 
 
-@pytest.mark.slow_except("Polar")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "retraction",
     [retractions.Polar(), retractions.Cayley(), retractions.Exponential()],

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from manifoldmuon import contrib, optim
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Stiefel
@@ -92,6 +93,7 @@ def test_conv_channel_is_one_neuron():
     np.testing.assert_allclose(np.linalg.norm(found), np.linalg.norm(update), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scaled_step_on_manifold_stays_tangent():
     """The expected step is the tangent part of the scaled rows, at the direction's length."""
     manifold = Stiefel(solver=ProjectedPolar())

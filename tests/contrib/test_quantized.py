@@ -129,7 +129,7 @@ def sharded_arrays(seed: int) -> dict[str, Any]:
     return {name: jnp.asarray(drawn(*shape, seed=seed)) for name, (shape, _) in SHARDED.items()}
 
 
-@pytest.mark.slow_except("explicit-4")
+@pytest.mark.slow
 @pytest.mark.parametrize("bits", [8, 4])
 @pytest.mark.parametrize("mesh", MESHES)
 def test_sharded_arrays_match_single_device(mesh, bits):
@@ -139,6 +139,7 @@ def test_sharded_arrays_match_single_device(mesh, bits):
     check_sharding(tx, sharded_arrays(0), sharded_arrays(1), placed(mesh))
 
 
+@pytest.mark.slow
 def test_codes_keep_parameter_sharding():
     """Without collectives or user annotations."""
     mesh = jax.make_mesh(*MESHES["automatic"])

@@ -53,6 +53,7 @@ def params(request) -> Any:
     return optim.project_tree(tree_of(given, Stiefel(), Euclidean()), given)
 
 
+@pytest.mark.slow_except("nnx", "struct")
 def test_callable_geometry_tree_matches_function(params):
     geometry = tree_of(params, Stiefel(), Euclidean())
 
@@ -78,6 +79,7 @@ def test_hybrid_splits_callable_modules(params):
             np.testing.assert_array_equal(update, np.full(param.shape, -0.5, np.float32))
 
 
+@pytest.mark.slow_except("struct")
 def test_minimize_accepts_callable_modules(params):
     geometry = tree_of(params, Stiefel(), Euclidean())
     target = jax.tree.map(lambda x: x + 0.1, params)

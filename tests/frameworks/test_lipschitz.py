@@ -111,6 +111,9 @@ def nnx(case, transposed):
     return apply, {"kernel": model.kernel[...]}, read(model, SPACE), (1, *(6,) * len(kernel), 2)
 
 
+@pytest.mark.slow_except(
+    "linen-False-((4, 4), (2, 2), 1, 'SAME', 1)", "linen-True-((2,), (2,), 1, 'CIRCULAR', 1)"
+)
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("make", [linen, equinox, nnx])

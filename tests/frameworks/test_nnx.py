@@ -248,6 +248,7 @@ class Adapted(nnx.Module):
         self.stack = stacked(rngs())
 
 
+@pytest.mark.slow
 def test_lora_step_is_of_the_rate_in_rms_norms():
     """`x @ lora_a @ lora_b`: the RMS-to-RMS norm of a factor (in, out) in NumPy."""
 

@@ -187,7 +187,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.slow_except("off the set", "half a direction", "mixes copies")
+@pytest.mark.slow_except("half a direction")
 @pytest.mark.parametrize("defect", BROKEN)
 def test_broken_manifold_is_found(defect):
     manifold, law = BROKEN[defect]
@@ -313,6 +313,7 @@ def test_other_defect_is_found(defect):
         check_manifold(manifold, shape, KEY, **options)
 
 
+@pytest.mark.slow
 def test_all_broken_laws_are_named():
     """Laws are named by their numbers in the docstring of `Manifold`."""
     several = broken(
@@ -333,6 +334,7 @@ def forget_point(sound, point, vector):
     return sound.project_tangent(jax.lax.stop_gradient(point), vector)
 
 
+@pytest.mark.slow_except("slanted")
 @pytest.mark.parametrize(
     ("manifold", "shape", "order", "law"),
     [

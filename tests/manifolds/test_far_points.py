@@ -31,6 +31,7 @@ def spectra(shape: tuple[int, int], *values: Any) -> np.ndarray:
     return np.asarray([left * np.broadcast_to(s, k) @ right.T for s in values], np.float32)
 
 
+@pytest.mark.slow_except("default", "QR")
 @pytest.mark.parametrize("name", CASES)
 def test_step_returns_to_set_or_is_nan(name):
     """Rounding a Gram matrix costs an eps, and a singular value half of that, times a few sums."""

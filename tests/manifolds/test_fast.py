@@ -127,7 +127,7 @@ def test_spectral_sphere_walk_stays_on_set():
     assert np.all(above < 1e-6 + np.array(missed)), (above, missed)
 
 
-@pytest.mark.slow_except("Stiefel-", "Hypersphere-")
+@pytest.mark.slow_except("Stiefel-")
 @pytest.mark.parametrize(
     ("manifold", "shape"),
     [*CHEAPER, (manifolds.EmbeddingRows(step_norm=MaxAbs(2)), SHAPE)],

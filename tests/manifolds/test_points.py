@@ -148,6 +148,7 @@ def test_stale_rows_do_not_move(rng):
     np.testing.assert_allclose(distance, 1)  # the padding row
 
 
+@pytest.mark.slow_except("Orthogonal", "Hypersphere")
 @pytest.mark.parametrize(
     "manifold",
     [
@@ -169,6 +170,7 @@ def test_normal_gradient_has_zero_direction(rng, manifold):
     np.testing.assert_array_equal(answer.gap, np.ones_like(answer.gap))
 
 
+@pytest.mark.slow_except("bfloat16")
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_projection_of_rank_deficient_points(rng, dtype):
     """Zero and (nearly) rank-deficient matrices project to one of the nearest points."""
@@ -272,6 +274,7 @@ def test_random_points_are_uniform():
     np.testing.assert_allclose((stack**2).mean(axis=0), 0.25, atol=4 * 0.25 / np.sqrt(4000))
 
 
+@pytest.mark.slow_except("Stiefel")
 @pytest.mark.parametrize(
     "manifold",
     [Stiefel(solver=DualAscent()), SpectralSphere(), EmbeddingRows(2.0, solver=BarzilaiBorwein())],

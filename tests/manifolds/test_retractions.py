@@ -159,6 +159,7 @@ def test_great_circles_of_any_length():
         np.testing.assert_allclose(found, wanted, rtol=1e-14, atol=1e-15)
 
 
+@pytest.mark.slow_except("Hypersphere(scale=3.0)-(50,)")
 @pytest.mark.parametrize(
     ("manifold", "shape"), [(Stiefel(), (64, 10)), (Hypersphere(3.0), (50,))], ids=str
 )

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from manifoldmuon.manifolds import Rotations
 from manifoldmuon.minimize import minimize
@@ -25,6 +26,7 @@ def test_reflection_has_distance_two():
     np.testing.assert_array_equal(distances, [2, 0])
 
 
+@pytest.mark.slow
 def test_minimize_returns_rotation_not_reflection():
     """Align points with their mirror image (Wahba's problem)."""
     points = np.random.default_rng(5).standard_normal((9, 3))

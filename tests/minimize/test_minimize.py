@@ -59,6 +59,7 @@ def name_of(value):
     return type(value).__name__
 
 
+@pytest.mark.slow_except("LBFGS")
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_methods_find_leading_eigenvectors(method):
     a, start = symmetric(1, 8, 8), orthonormal(2, 8, 2)
@@ -105,6 +106,7 @@ def test_trust_region_stops_at_rounding():
     assert small == sorted(small, reverse=True)
 
 
+@pytest.mark.slow
 def test_momentum_converges_with_projected_gradients():
     """ICA; by default, normal parts of old gradients in the momentum prevent convergence."""
     x = np.random.default_rng(33).laplace(size=(300, 6))
@@ -139,6 +141,7 @@ class Straight(retractions.Retraction):
         return point + vector
 
 
+@pytest.mark.slow_except("inflection", "unbounded")
 @pytest.mark.parametrize(
     ("cost", "manifold", "start", "reason", "value"),
     [
@@ -188,7 +191,7 @@ def test_leading_axes_are_a_product_manifold():
     assert abs(float(found.value) - np.linalg.eigvalsh(a)[:, 0].sum()) < 1e-12
 
 
-@pytest.mark.slow_except("LBFGS")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_vmap_of_starts_inside_jit(method):
     a = symmetric(10, 6, 6)
@@ -222,7 +225,7 @@ CASES = {
 }
 
 
-@pytest.mark.slow_except("sphere")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives_of_minimum_match_finite_differences(name):
     solve = solution(*CASES[name])
@@ -246,6 +249,7 @@ def test_derivatives_of_captured_values():
     np.testing.assert_allclose(jax.jit(jax.grad(least))(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
 
 
+@pytest.mark.slow_except("LBFGS")
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_stops_by_max_steps(method):
     a, start = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0]
@@ -257,6 +261,7 @@ def test_stops_by_max_steps(method):
     np.testing.assert_array_equal(none.point, start)
 
 
+@pytest.mark.slow
 def test_unreachable_tolerance_is_reported():
     a = np.float32(1e6 * symmetric(24, 8, 8))  # gradients of 1e6, rounded to 1
     start = np.float32(orthonormal(25, 8, 2))
@@ -286,6 +291,7 @@ def test_invalid_starts_inside_jit_are_reported():
     assert found.reason.tolist() == [Reason.MAX_STEPS, Reason.OFF_SET, Reason.NOT_FINITE]
 
 
+@pytest.mark.slow_except("LBFGS")
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_cost_scaled_by_power_of_two_keeps_minimum(method):
     """Bit for bit: gradients of 1e-20 do not count as small; squares of 1e20 do not overflow."""
@@ -327,6 +333,7 @@ def test_start_at_minimum_takes_no_step():
     assert (int(found.steps), Reason(int(found.reason))) == (0, Reason.GRADIENT)
 
 
+@pytest.mark.slow
 def test_derivative_of_nonisolated_minimum_has_least_norm():
     """The trace is invariant to rotations of the columns: subspaces move, columns do not rotate."""
     a, start = symmetric(1, 5, 5), orthonormal(2, 5, 2)
@@ -384,6 +391,7 @@ def ill_conditioned(x, a):
     return jnp.sum(x * (a @ x)) / 2 - jnp.sum(x)
 
 
+@pytest.mark.slow_except("jit")
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "jit"])
 def test_default_turns_to_trust_region_after_its_steps(inside):
     a, steps = np.diag(np.geomspace(1, 1e5, 40)), []
@@ -409,6 +417,7 @@ def test_default_compiles_trust_region_only_where_slow(monkeypatch):
     assert Reason(int(found.reason)) is Reason.GRADIENT
 
 
+@pytest.mark.slow
 def test_default_without_second_derivative_continues_with_lbfgs():
     a = np.diag(np.geomspace(1, 1e4, 30))
 
@@ -438,6 +447,7 @@ def test_derivative_of_minimum_passes_through_both_methods():
     np.testing.assert_allclose(jax.grad(last)(a)[-1], -1e-6, rtol=1e-6)  # of 1 / a
 
 
+@pytest.mark.slow
 def test_result_prints_one_line_without_arrays():
     a, start = symmetric(44, 6, 6), orthonormal(45, 3, 6, 1)[..., 0]
     found = minimize(rayleigh, Hypersphere(), start, (a,))

@@ -65,6 +65,7 @@ def take_step(architecture: Any, forward: Any, weights: Any) -> Any:
 step_of_the_module = jax.jit(lambda weights: take_step(MODULE, MODULE.apply, weights))
 
 
+@pytest.mark.slow_except("equinox")
 @pytest.mark.parametrize("make", [flax_nnx, equinox])
 def test_training_step_matches_module(make):
     params, apply, declared = make()

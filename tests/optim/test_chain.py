@@ -66,6 +66,7 @@ OTHERS = {"w": False, "b": True}
 SPHERE = {"w": Hypersphere(), "b": Euclidean()}
 
 
+@pytest.mark.slow
 def test_chain_accepts_second_retract_last():
     """Needed after a line search, and to repair wrappers that leave the manifold."""
     wrapped = optax.masked(optim.manifold_muon(0.1, SPHERE), {"w": True, "b": False})
@@ -74,6 +75,7 @@ def test_chain_accepts_second_retract_last():
     optim.check_chain(tx, SPHERE, SHAPES)
 
 
+@pytest.mark.slow
 def test_check_chain_supports_line_search():
     def loss(params):
         return sum(jnp.sum(jnp.square(x - 1)) for x in jax.tree.leaves(params))

@@ -6,7 +6,7 @@ from manifoldmuon.testing import check_transformation
 from tests.optim.instances import INSTANCES
 
 
-@pytest.mark.slow_except("manifold_muon", "muon", "steepest-edges")
+@pytest.mark.slow_except("muon")
 @pytest.mark.parametrize("name", INSTANCES)
 def test_works_with_optax_wrappers(name):
     instance = INSTANCES[name]

@@ -34,6 +34,7 @@ def count(tx: optax.GradientTransformation, shapes: dict[str, tuple[int, ...]]) 
     return distinct_kernels(jax.jit(step).lower(params, state, params).compile().as_text() or "")
 
 
+@pytest.mark.slow_except("for training", "default")
 @pytest.mark.parametrize(
     ("tx", "shape", "most"),
     [
@@ -59,6 +60,7 @@ def test_leaf_compiles_to_few_kernels(tx, shape, most):
     assert 0 < count(tx, {"w": shape}) <= most
 
 
+@pytest.mark.slow_except("default")
 @pytest.mark.parametrize("tx", [TRAINING, DEFAULT], ids=["for training", "default"])
 def test_extra_leaf_adds_at_most_one_kernel(tx):
     few, many = (count(tx, dict.fromkeys(names, (32, 16))) for names in ("abcd", "abcdefgh"))

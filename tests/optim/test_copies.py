@@ -52,6 +52,7 @@ def start(path: str, manifold: Any) -> Any:
     return {path: manifold.random_point(jax.random.key(0), SHAPE, jnp.float32)}
 
 
+@pytest.mark.slow_except("retract", "keep_norms")
 @pytest.mark.parametrize("name", EVERY)
 def test_undeclared_copies_warn_once_at_init_and_not_at_update(name):
     make, manifold = EVERY[name]
@@ -140,6 +141,7 @@ def test_axes_beyond_a_layout_warn(entry, shape, words):
     assert f"{path!r} {shape} as {words}" in message
 
 
+@pytest.mark.slow_except("plain-none")
 @pytest.mark.filterwarnings("ignore:the geometry takes leading axes")
 @pytest.mark.parametrize("kind", ["none", "Auto", "Explicit"])
 @pytest.mark.parametrize("plain", [Stiefel(), FLAT.transposed()], ids=["plain", "kernel"])

@@ -172,6 +172,7 @@ def test_init_lowers_for_other_platforms(platform):
     assert text.lower(lowering_platforms=(platform,)).as_text()
 
 
+@pytest.mark.slow
 def test_check_survives_transformations_of_jax():
     tx = optim.retract(manifolds.Stiefel())
 

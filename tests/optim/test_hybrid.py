@@ -58,6 +58,7 @@ SPLIT = {
 }
 
 
+@pytest.mark.slow_except("rest")
 @pytest.mark.parametrize("name", SPLIT)
 def test_split_matches_separate_optimizers(name):
     """Against two separate training loops; NumPy computes the global gradient norm."""
@@ -146,6 +147,7 @@ def test_tabulate_lists_none_entries_as_rest():
     assert [line[0] for line in rest] == ["embed", "head/bias", "layer/bias", "layer/gain"]
 
 
+@pytest.mark.slow
 def test_chain_and_check_chain_accept_rest():
     tx = optim.manifold_muon(0.1, GEOMETRY, rest=optax.adamw(0.01))
     frozen = {"embed": True, "layer": False, "head": {"kernel": False, "bias": True}}

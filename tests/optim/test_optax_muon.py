@@ -154,6 +154,7 @@ def equinox() -> Any:
     return eqx.filter(model, eqx.is_inexact_array)
 
 
+@pytest.mark.slow_except("flax_linen")
 @pytest.mark.parametrize("model", [flax_nnx, flax_linen, equinox])
 def test_one_call_trains_whole_models(model):
     """Arrays of two axes by Muon, all others by Adam, as in Optax."""

@@ -56,6 +56,7 @@ def test_composed_rules_match_the_chain_of_their_transformations():
     agree(composed, apart, drawn(1, geometry), 1e-6)
 
 
+@pytest.mark.slow
 def test_descend_matches_its_chain():
     geometry = {"a": Stiefel(), "b": Euclidean(Spectral()), "c": Hypersphere(ndim=2)}
     apart = optim.chain(
@@ -64,6 +65,7 @@ def test_descend_matches_its_chain():
     agree(optim.descend(0.1, geometry), apart, drawn(2, geometry), 2e-6)
 
 
+@pytest.mark.slow_except("1.0")
 @pytest.mark.parametrize("radial", [1.0, 0.25])
 def test_muonh_matches_its_chain_and_keeps_its_state(radial):
     geometry, flat = Hypersphere(ndim=2), Euclidean(Spectral(TRAINING_MSIGN))

@@ -49,7 +49,7 @@ def first_even_axis(mesh: jax.sharding.Mesh, x: jax.Array) -> NamedSharding:
     return NamedSharding(mesh, PartitionSpec(*spec))
 
 
-@pytest.mark.slow_except("muon-Explicit", "manifold_muon-Auto")
+@pytest.mark.slow_except("muon-Explicit")
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
 @pytest.mark.parametrize("name", INSTANCES)
 def test_two_devices_give_the_updates_of_one(name, kind):

@@ -32,6 +32,7 @@ FAR = drawn(0, SHAPES)
 GRADS = [drawn(seed, SHAPES) for seed in (1, 2, 3)]
 
 
+@pytest.mark.slow_except("manifold_muon")
 @pytest.mark.parametrize("name", INNER)
 def test_first_update_is_projection_and_step_from_there(name):
     """Against `project_tree` before training, with the same gradients."""
@@ -44,6 +45,7 @@ def test_first_update_is_projection_and_step_from_there(name):
     assert jax.tree.structure(state.inner) == jax.tree.structure(inner)
 
 
+@pytest.mark.slow
 def test_later_updates_equal_those_of_the_optimizer():
     tx = INNER["manifold_muon"]
     wrapped = optim.start_on(tx, GEOMETRY)
@@ -53,6 +55,7 @@ def test_later_updates_equal_those_of_the_optimizer():
     jax.tree.map(np.testing.assert_array_equal, again, alone)
 
 
+@pytest.mark.slow_except("float16")
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_dtypes_reach_their_points_from_far_away(dtype):
     geometry = {"w": Stiefel(), "s": Hypersphere()}
@@ -86,6 +89,7 @@ def test_wrappers_of_optax_keep_the_first_move():
     np.testing.assert_allclose(skipped, wanted, atol=1e-6)
 
 
+@pytest.mark.slow_except("AxisType.Explicit")
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_sharded_start_keeps_shardings(kind):
     mesh = jax.make_mesh((8,), ("x",), axis_types=(kind,))

@@ -18,7 +18,7 @@ from tests.instances import MANIFOLDS
 from tests.optim.instances import INSTANCES, abstract
 
 
-@pytest.mark.slow_except("muon", "retract")
+@pytest.mark.slow_except("muon")
 @pytest.mark.parametrize(
     "name",
     [
@@ -94,7 +94,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.slow_except("muon")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_hyperparameter_gradients_match_finite_differences(name):
     """Differentiate three steps with respect to learning rate and momentum."""

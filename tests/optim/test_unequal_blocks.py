@@ -62,7 +62,7 @@ MAKERS = {
 }
 
 
-@pytest.mark.slow_except("()-muon", "()-muonh", "()-normuon")
+@pytest.mark.slow_except("()-muonh")
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("layers", [(), (3,)], ids=str)
 def test_blocks_are_trained_as_separate_parameters(layers, name):
@@ -78,6 +78,7 @@ def test_blocks_are_trained_as_separate_parameters(layers, name):
         np.testing.assert_allclose(part, wanted[name], atol=4e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_blocks_are_layers_of_automatic_gradient_descent():
     whole = {"qkv": Layout(-2, -1, out_blocks=LENGTHS), "out": Layout(-2, -1)}
     parts: Any = dict.fromkeys(("q", "k", "v", "out"), Layout(-2, -1))
@@ -101,6 +102,7 @@ def test_row_blocks_match_column_blocks_of_transpose():
     np.testing.assert_allclose(*both, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_tree_functions_list_each_block():
     geometry, paths = fused(), ["out", "qkv/0", "qkv/1", "qkv/2"]
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), drawn(0))

@@ -86,13 +86,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.slow_except("reduce_on_plateau in front", "schedule_free, mended")
+@pytest.mark.slow_except("reduce_on_plateau in front")
 @pytest.mark.parametrize("name", STAYS)
 def test_wrappers_stay_on_manifold(name):
     optim.check_chain(STAYS[name], GEOMETRY, SHAPES, **OPTIONS.get(name, {}))
 
 
-@pytest.mark.slow_except("schedule_free", "reduce_on_plateau behind")
+@pytest.mark.slow_except("reduce_on_plateau behind")
 @pytest.mark.parametrize("name", LEAVES)
 def test_wrappers_that_leave_manifold_are_detected(name):
     with pytest.raises(ValueError, match="are off their manifold, at distance {'v': "):

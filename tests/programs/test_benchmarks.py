@@ -59,6 +59,7 @@ def test_accelerator_benchmark_counts_products(tmp_path, capsys):
     assert row["flops_per_second"]["product"] > 0
 
 
+@pytest.mark.slow
 def test_accelerator_benchmark_steps_in_bfloat16(monkeypatch):
     monkeypatch.setattr(accelerator, "NAMES", ("optax.contrib.muon", "muon"))
     row = accelerator.measure_gpt(16, "bfloat16", rounds=1)

@@ -247,7 +247,7 @@ _HOST_MEMORY = pytest.mark.skipif(
 )
 
 
-@pytest.mark.slow_except("README.md", "docs/index.md", "docs/getting-started.md")
+@pytest.mark.slow_except("README.md")
 @pytest.mark.parametrize(
     "page",
     [

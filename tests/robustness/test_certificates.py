@@ -193,6 +193,7 @@ def slots(paths, manifold):
     )
 
 
+@pytest.mark.slow_except("equinox")
 @pytest.mark.parametrize("framework", ["flax", "equinox"])
 def test_external_networks_get_the_same_certificate(rng, framework):
     """The same weights in their framework's layout, declared by an `ExternalModule`."""

@@ -65,6 +65,7 @@ def test_image_network_is_certified(rng, tmp_path):
         np.testing.assert_allclose(report.radii, true, atol=1e-3 if arithmetic == "real" else 0.2)
 
 
+@pytest.mark.slow
 def test_attacks_within_proved_radius_keep_labels(rng, tmp_path):
     """The attack acts on pixels, before shift and scale, like an external attacker."""
     net = (

@@ -121,6 +121,7 @@ def test_resolvents_with_several_blocks(shape):
     assert np.max(answer.gap) < 0.02
 
 
+@pytest.mark.slow
 def test_resolvents_split_large_stacks():
     """A stack of more than 2^22 matrix entries is solved in parts."""
     gaussian = np.random.default_rng(0).standard_normal((2, 2, 7500, 12, 6)).astype(np.float32)

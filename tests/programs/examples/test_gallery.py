@@ -79,6 +79,7 @@ def test_learning_rate_transfer_runs_per_width():
     assert list(learning_rate_transfer.main(widths=(16,), steps=40)) == [16]
 
 
+@pytest.mark.slow
 def test_rotations_fold_into_model():
     """With gains other than 1, which a start does not have."""
     model, tokens = rotate_and_quantize.gpt(7), jnp.arange(12).reshape(2, 6) % 7

@@ -115,6 +115,7 @@ def test_saved_record_has_losses_and_differences(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_optimizers_share_one_start():
     """The drop-in's first update is Optax's; the constrained one ends on the manifold."""
     params = {"kernel": jax.random.normal(jax.random.key(60), (6, 4)), "bias": jnp.ones(4)}

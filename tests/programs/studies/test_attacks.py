@@ -3,10 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.tree_util import Partial
 
 from manifoldmuon.manifolds import Stiefel
 from studies.attacks import pgd
+
+pytestmark = pytest.mark.slow
 
 WRONG = 3  # misclassified images of `linear`
 

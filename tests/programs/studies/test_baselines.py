@@ -9,6 +9,8 @@ from benchmarks._baselines import ADMM, AlternatingProjection, FixedPoint
 from manifoldmuon.norms import Spectral
 from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
+pytestmark = pytest.mark.slow
+
 # Largest allowed gap on the gradient families.
 BASELINES = {AlternatingProjection(): 0.3, FixedPoint(): 0.05, ADMM(): 0.05}
 WARM = pytest.mark.parametrize("kind", [FixedPoint, ADMM])

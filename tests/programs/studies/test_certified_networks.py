@@ -27,6 +27,8 @@ from studies.certified.study import ROUNDS, CertifiedNetworks, search
 from studies.certified.training import CHUNK, Trial, program_of
 from tests.compiled import ask, point_of
 
+pytestmark = pytest.mark.slow
+
 TINY = CertifiedNetworks(methods=("manifold Muon",), batch=20, epochs=0.5, trials=1, seeds=(0,))
 NETS = [
     Perceptron((16, 16)),
@@ -123,7 +125,6 @@ def test_spectral_norm_tracks_largest_singular_value():
     assert abs(np.sum(gradient * free)) < 1e-5
 
 
-@pytest.mark.slow_except("architecture0")
 @pytest.mark.parametrize("architecture", NETS)
 def test_networks_preserve_gradient_norms(architecture):
     net = architecture.network((8, 8, 1), 10, ProjectedPolar())
@@ -143,7 +144,6 @@ def test_networks_preserve_gradient_norms(architecture):
         np.testing.assert_allclose(lengths, 1, atol=1e-5)
 
 
-@pytest.mark.slow_except("architecture4")
 @pytest.mark.parametrize("architecture", NETS)
 def test_radii_of_networks_are_verified(architecture, tmp_path):
     net = architecture.network((8, 8, 1), 10, ProjectedPolar())
@@ -156,7 +156,6 @@ def test_radii_of_networks_are_verified(architecture, tmp_path):
     np.testing.assert_allclose(radii, found.radii, atol=1e-5)  # logits in float64, here in float32
 
 
-@pytest.mark.slow
 def test_training_learns_and_certificates_hold(monkeypatch):
     monkeypatch.setitem(NETWORKS, "fc-256", Perceptron((16,)))
     monkeypatch.setattr("studies.certified.training.PAIRS", 1)
@@ -176,7 +175,6 @@ def test_training_learns_and_certificates_hold(monkeypatch):
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_trials_in_one_program_match_trials_alone(name):
     """What an accelerator does in one program, on two pictures of a seed each."""

@@ -14,6 +14,8 @@ from studies import run_study
 from studies.critics.networks import NETWORKS, Bjorck, Critic, training
 from studies.critics.study import METHODS, OURS, PROBLEMS, Critics, measure, network
 
+pytestmark = pytest.mark.slow
+
 ROUNDING = 1e-4
 """Relative error allowed for networks evaluated in float32."""
 

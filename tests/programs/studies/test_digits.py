@@ -27,6 +27,7 @@ def runs(record, name):
     return [row for row in record["rows"] if row["optimizer"] == name]
 
 
+@pytest.mark.slow
 def test_every_optimizer_learns_from_same_start(record):
     for row in record["rows"]:
         assert row["train_loss"][-1] < row["train_loss"][0] / 3
@@ -37,6 +38,7 @@ def test_every_optimizer_learns_from_same_start(record):
         assert len(starts) == 1
 
 
+@pytest.mark.slow
 def test_weights_stay_on_manifolds(record):
     for run in runs(record, "stiefel"):
         assert len(run["distance"]) == len(run["step"]) - 1
@@ -54,6 +56,7 @@ def test_weights_stay_on_manifolds(record):
         assert all(run["distance"] == [] for run in runs(record, name))
 
 
+@pytest.mark.slow
 def test_program_writes_record_and_picture(tmp_path, monkeypatch, capsys):
     """`make train` with options, twice: the second run gets the next free name."""
     monkeypatch.chdir(tmp_path)

@@ -26,6 +26,8 @@ from studies.flows import (
     trained,
 )
 
+pytestmark = pytest.mark.slow
+
 C = 0.9
 TINY = Flows(methods=("SpectralBall, Muon", RIVAL), seeds=(0, 1, 2), octaves=(0, 1), blocks=2,
              width=4, steps=50, batch=8)  # fmt: skip

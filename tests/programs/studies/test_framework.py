@@ -148,6 +148,7 @@ def test_invalid_choice_and_jobs_raise_without_command(tmp_path):
     assert CALLS == list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_processes_match_single_process():
     """Timed cells run in this process, after the others."""
     study = Processes(seeds=(100, 0, 1, 2))
@@ -189,6 +190,7 @@ sys.exit(command(Slow, sys.argv[1:]))
 """
 
 
+@pytest.mark.slow
 def test_interruption_ends_processes_and_keeps_cells(tmp_path):
     """Ctrl-C reaches the whole group of processes, as from a terminal."""
     out = tmp_path / "coins.json"

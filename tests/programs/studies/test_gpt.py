@@ -16,6 +16,8 @@ from studies.gpt.sampling import sample
 from studies.gpt.study import CharacterGPT
 from studies.gpt.training import mean_loss, run
 
+pytestmark = pytest.mark.slow
+
 TINY = CharacterGPT(
     steps=20, batch=4, context=8, width=8, heads=2, blocks=2, sample=30, seeds=(3, 4)
 )
@@ -44,7 +46,6 @@ def test_windows_are_sampled_without_replacement():
         np.testing.assert_array_equal(following, tokens[place + 1 : place + 4])
 
 
-@pytest.mark.slow
 def test_published_protocol_matches_numpy():
     """For two steps: average of gradients, six polynomials, target norms, falling rate."""
     text = split_text("letters", LETTERS)
@@ -85,7 +86,6 @@ def dualized_matrices(grads: np.ndarray) -> np.ndarray:
     return np.sqrt(m / n) * (u * s[..., None, :]) @ vt
 
 
-@pytest.mark.slow
 def test_constrained_gpt_learns_on_manifold():
     text = split_text("letters", LETTERS)
     found, weights = run(dataclasses.replace(TINY, optimizer="constrained"), text, 3)

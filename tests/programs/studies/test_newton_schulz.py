@@ -7,6 +7,8 @@ from manifoldmuon.linalg import CUBIC, MODULA_SIX_STEP, MUON, QUINTIC, FixedSche
 from studies import run_study
 from studies.newton_schulz import DESIGN, NewtonSchulzDesigner, matrix_error, polynomial_error
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def record():

@@ -13,6 +13,8 @@ from studies.classification import digits
 from studies.datasets import batches
 from studies.plasticity import BATCH, HEAD_RATE, METHODS, RIVAL, Plasticity
 
+pytestmark = pytest.mark.slow
+
 TINY = Plasticity(
     methods=(RIVAL, "MuonH"), tasks=2, parts=2, octaves=(0, 1), width=16, depth=2, seeds=(0, 1)
 )

@@ -6,6 +6,8 @@ import pytest
 from benchmarks._polar_methods import QDWH, GramEigh, InverseRoot
 from tests.linalg.msign_laws import check_msign
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("method", [QDWH(), GramEigh(), InverseRoot()], ids=repr)
 def test_methods_satisfy_msign_laws(method):

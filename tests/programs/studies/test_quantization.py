@@ -28,6 +28,8 @@ from studies.quantization import (
 )
 from studies.run import run_study
 
+pytestmark = pytest.mark.slow
+
 TINY = Quantization(
     methods=("none", RIVAL, "riemannian_sgd, step", "minimize, noise"), inputs=(4,), steps=2,
     width=32, pretraining=2, tuning_seeds=(10,), seeds=(0, 1),
@@ -114,7 +116,6 @@ def test_long_cayley_steps_leave_manifold():
     assert far[1] > 1e-3
 
 
-@pytest.mark.slow
 def test_study_summarises_methods_and_budgets():
     record = run_study(TINY)
     assert list(record["summary"]) == ["4 bits, equal steps", "4 bits, equal seconds"]

@@ -16,6 +16,8 @@ from studies.reproduction.hello_world import HelloWorld
 from studies.reproduction.manifold_cifar import ManifoldCIFAR
 from studies.reproduction.weight_erasure import WeightErasure
 
+pytestmark = pytest.mark.slow
+
 
 def orthogonal(matrix, steps):
     """Apply the published iteration to the singular values."""
@@ -80,7 +82,6 @@ def test_linear_layers_have_published_shapes():
     assert [part.shape for part in parts] == [(256, 784), (256, 256), (10, 256)]
 
 
-@pytest.mark.slow
 def test_hello_world_learns():
     study = HelloWorld(steps=101)
     first, last = study.run({"protocol": "published", "seed": 0, "nudge": 0})["loss"]
@@ -97,7 +98,6 @@ def noise(count, side):
     return Dataset(images, labels, images[:9], labels[:9], "noise", tuple("0123456789"))
 
 
-@pytest.mark.slow
 def test_hello_mnist_samples_first_images(monkeypatch):
     monkeypatch.setattr(hello_mnist, "load_mnist", lambda folder: noise(800, 28))
     study = HelloMNIST(steps=2)
@@ -108,7 +108,6 @@ def test_hello_mnist_samples_first_images(monkeypatch):
     assert "corrected:" in study.table(record)
 
 
-@pytest.mark.slow
 def test_manifold_cifar_stays_on_manifold(monkeypatch):
     data = np.random.default_rng(0).standard_normal((1100, 12)).astype(np.float32)
     labels = np.arange(1100, dtype=np.int32) % 10
@@ -122,7 +121,6 @@ def test_manifold_cifar_stays_on_manifold(monkeypatch):
     assert "no projection" in study.table(record)
 
 
-@pytest.mark.slow
 def test_weight_erasure_measures_letter(monkeypatch):
     images = noise(40, 2)
     monkeypatch.setattr(weight_erasure, "load_cifar10", lambda folder: images)
@@ -138,7 +136,6 @@ def test_weight_erasure_measures_letter(monkeypatch):
     assert "gradient:0.5" in study.table(record)
 
 
-@pytest.mark.slow
 def test_agd_and_adam_learn():
     study = AutomaticDescent(width=16, depths=(2,), epochs=6, learning_rates=(0.001, 0.01))
     record = run_study(study)

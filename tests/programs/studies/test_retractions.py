@@ -13,6 +13,8 @@ from studies import run_study
 from studies.retractions.spaces import MATRIX, SPACES, SPHERE, Analytic, Scalar
 from studies.retractions.study import RetractionLaboratory
 
+pytestmark = pytest.mark.slow
+
 
 def test_distances_match_known_values():
     stiefel, rows = SPACES["Stiefel"], SPACES["rows"]
@@ -60,7 +62,6 @@ def test_first_retraction_is_default():
         assert retraction == space.retractions[name]
 
 
-@pytest.mark.slow
 def test_study_runs_on_one_manifold(tmp_path, monkeypatch):
     monkeypatch.setitem(SPACES, "rows", dataclasses.replace(SPACES["rows"], widths=()))
     study = RetractionLaboratory(

@@ -20,6 +20,8 @@ from studies.transformers.search import MOVES, START, best_place, search
 from studies.transformers.study import Transformers
 from studies.transformers.training import schedule
 
+pytestmark = pytest.mark.slow
+
 TINY = Transformers(
     sizes=("tiny",), lengths=(4,), methods=("Muon",), tries=2, seeds=(0, 1), batch=2, context=8,
     held_out=32, widths=(32,), wide_methods=("Muon",), wide_seeds=(0,),
