@@ -15,6 +15,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jax.sharding import NamedSharding, PartitionSpec
 
+from manifoldmuon._internal.compiling import compiled
+from manifoldmuon._internal.first_values import is_traced
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.meshes.mesh import explicit_mesh, mesh_of, working_mesh
 from manifoldmuon._internal.meshes.shards import Batch, Division, solve_sharded
@@ -97,7 +99,7 @@ def map_leaves(
     """
     plan = plan_updates(name, geometry, updates, params)
     rule = function if carried is not None else lambda *arguments: function(*arguments[:-1])
-    options: Any = {"select": select, "divide": divide, "stack": stack}
+    options: Any = {"select": select, "divide": divide, "stack": stack, "jit": False}
     return execute(name, plan, rule, (params, updates, *others), carried, **options)
 
 
@@ -111,6 +113,7 @@ def execute(
     select: Callable[[Manifold], bool] | None = None,
     divide: bool = False,
     stack: bool = True,
+    jit: bool = True,
 ) -> tuple[Any, dict[str, Any]]:
     """Apply a rule to every weight of a plan; return updates, and further results by path.
 
@@ -118,6 +121,8 @@ def execute(
       rule: see `map_leaves`; its last argument is `given`, or an empty dictionary.
       trees: parameters, updates that fit them, and further trees like the updates.
       given: values by path; weights without any are an error.
+      jit: whether to compile the rule outside of jit and meshes, where JAX compiles each loop and
+        conditional again in every call. False for rules that are made for a single call.
     """
     flat = [plan.leaves(tree) for tree in trees]
     updates: list[Any] = [None] * len(plan.weights)
@@ -150,7 +155,9 @@ def execute(
             solved = _solve_on_mesh(rule, stacks, mesh, divide)
         else:
             for same in stacks:
-                solved.append(_scatter(rule(same[0].weight.manifold, *_gather(same)), same))
+                arrays = _gather(same)
+                solve = compiled(rule, arrays) if jit and not is_traced(arrays) else rule
+                solved.append(_scatter(solve(same[0].weight.manifold, *arrays), same))
         for group, pairs in zip(groups, solved, strict=True):
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result

@@ -111,6 +111,8 @@ def norm_keeping(
     """
     base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
     last = then(second, budget, keep_norm, rounded)
+    whole = last if first is None else then(first, last)
+    move = rounded if first is None else then(first, rounded)
     empty = [optax.EmptyState()] * (1 if budgets is None else 2)
     budgets = 1.0 if budgets is None else budgets
 
@@ -134,15 +136,11 @@ def norm_keeping(
             for weight in plan.weights
             if weight.path in known or not on_sphere(weight.manifold)
         }
-        rule, stack = last, first is not None
+        rule, stack = whole, first is not None
         if first is not None and any(mesh_of(x) is not None for x in jax.tree.leaves(params)):
-            move = then(first, rounded)
             updates, _ = execute(name, plan, move, (params, updates), divide=True)
-            stack = False
-        elif first is not None:
-            rule = then(first, last)
-        trees = params, updates
-        updates, _ = execute(name, plan, rule, trees, given, stack=stack)
+            rule, stack = last, False
+        updates, _ = execute(name, plan, rule, (params, updates), given, stack=stack)
         return updates, (before, *empty, rates, radii)
 
     def placeholder(params: Any) -> Any:

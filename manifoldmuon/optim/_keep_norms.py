@@ -11,6 +11,7 @@ import numpy as np
 from jax.core import Tracer
 
 from manifoldmuon._internal.arguments import checked
+from manifoldmuon._internal.compiling import compiled
 from manifoldmuon._internal.first_values import check_values, is_traced, values_are_checked
 from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
 from manifoldmuon._internal.matrices.powers_of_two import (
@@ -32,7 +33,6 @@ from manifoldmuon.optim._execute import execute, map_leaves
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
 from manifoldmuon.optim._transformation import by_weight
-from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import keep_norm, on_sphere
 
 Radius = Spec[float | ScaleRule | None]

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from manifoldmuon._internal.compiling import compiled
 from manifoldmuon._internal.matrices.arrays import largest, upcast
 from manifoldmuon._internal.trees.paths import flat, flatten_with_path, is_hole, path_string
 from manifoldmuon.manifolds import Manifold
@@ -16,7 +17,6 @@ from manifoldmuon.optim._keep_norms import KeepNormsState, distance_from_radius
 from manifoldmuon.optim._links import ScaleBySteepestState
 from manifoldmuon.optim._master_copies import MasterCopiesState
 from manifoldmuon.optim._plan import Plan, make_plan
-from manifoldmuon.optim._trees import compiled
 from manifoldmuon.optim.rules import on_sphere
 
 

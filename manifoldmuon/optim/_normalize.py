@@ -91,6 +91,7 @@ def normalize(
     """
     base = optax.with_extra_args_support(base)
     shares = scale_by_budget(budgets)
+    measure = functools.partial(_tangent_norm, iterations)
 
     def init_fn(params: Any) -> NormalizeState:
         check_ascends("normalize", base)
@@ -101,7 +102,6 @@ def normalize(
     def update_fn(updates, state, params=None, **extra_args):
         plan = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
         updates, base_state = base.update(updates, state.base, params, **extra_args)
-        measure = functools.partial(_tangent_norm, iterations)
         trees, before = (params, updates), plan.flat(state.vectors)
         tangents, sizes = execute("normalize", plan, measure, trees, before)
         lengths, trees = {path: size for path, (size, _) in sizes.items()}, (params, tangents)

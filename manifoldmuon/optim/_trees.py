@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 import zlib
@@ -14,7 +13,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.compiling import compiler_options
+from manifoldmuon._internal.compiling import compiled
 from manifoldmuon._internal.first_values import is_traced
 from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon._internal.meshes.mesh import placed_like
@@ -172,22 +171,3 @@ def _random_leaf(kind: tuple[Entry, tuple[int, ...], Any], key: PRNGKeyArray) ->
         return entry.random_point(key, shape, dtype)
     inner = entry.layout.inner_shape(shape)
     return entry.layout.outward(entry.manifold.random_point(key, inner, dtype), shape)
-
-
-def compiled(function: Any, like: Any) -> Any:
-    """Return a function of a kind of leaf and arrays; outside jit, compiled once for each kind.
-
-    Args:
-      function: takes a hashable value, then arrays.
-      like: arrays; their size decides the effort, and outside of jit whether they are traced.
-    """
-    if is_traced(like):
-        return _jitted(function, inline=True)
-    options = compiler_options(like, steps=1)
-    return _jitted(function, compiler_options=tuple(options.items()))
-
-
-@functools.cache
-def _jitted(function: Any, compiler_options: Any = (), inline: bool = False) -> Any:
-    options = dict(compiler_options) or None
-    return jax.jit(function, static_argnums=0, inline=inline, compiler_options=options)

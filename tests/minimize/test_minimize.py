@@ -184,6 +184,7 @@ def test_product_of_manifolds_gives_truncated_svd():
     np.testing.assert_allclose(np.sort(np.abs(found.point["s"]))[::-1], values[:2], atol=1e-8)
 
 
+@pytest.mark.slow
 def test_leading_axes_are_a_product_manifold():
     a = symmetric(8, 3, 5, 5)
     start = Hypersphere().project(jnp.asarray(np.random.default_rng(9).standard_normal((3, 5))))
@@ -280,6 +281,7 @@ def test_nan_cost_of_long_steps_is_avoided():
     np.testing.assert_allclose(found.point, np.sqrt(0.5), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_invalid_starts_inside_jit_are_reported():
     starts = jnp.outer(jnp.array([1.0, 2.0, -1.0]), UNIT)
 
@@ -391,7 +393,7 @@ def ill_conditioned(x, a):
     return jnp.sum(x * (a @ x)) / 2 - jnp.sum(x)
 
 
-@pytest.mark.slow_except("jit")
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True], ids=["eager", "jit"])
 def test_default_turns_to_trust_region_after_its_steps(inside):
     a, steps = np.diag(np.geomspace(1, 1e5, 40)), []
@@ -436,6 +438,7 @@ def test_default_without_second_derivative_continues_with_lbfgs():
     assert int(found.steps) > 20
 
 
+@pytest.mark.slow
 def test_derivative_of_minimum_passes_through_both_methods():
     a = jnp.asarray(np.geomspace(1, 1e3, 30))
 

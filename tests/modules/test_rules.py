@@ -124,6 +124,7 @@ def test_steps_match_recursion():
     assert still == ["zero scalar", "power zero", "zero mass everywhere", "bond"]
 
 
+@pytest.mark.slow
 def test_frozen_leaf_neither_moves_nor_counts():
     module = ROWS["zero mass"][0]
     w = weights(module)

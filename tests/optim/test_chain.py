@@ -118,7 +118,7 @@ def test_injected_learning_rate_can_be_changed():
     assert not any(jnp.any(u) for u in jax.tree.leaves(updates))
 
 
-@pytest.mark.slow_except("each")
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, np.array([[[0.5]], [[2.0]]])], ids=["number", "each"])
 def test_alias_equals_handwritten_chain(share):
     """Matrices of a stack may have separate budgets."""

@@ -84,6 +84,7 @@ def test_updates_have_norm_equal_to_budget():
             np.testing.assert_allclose(cosine, 1, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_cold_start_estimates_norm_within_6_percent():
     """Sixteen steps of power iteration from a cold start; two steps would miss a fifth."""
     params = drawn(0, {"w": (64, 64), "v": (64, 64)})

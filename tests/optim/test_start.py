@@ -78,6 +78,7 @@ def test_zero_learning_rate_moves_weights_alone():
     np.testing.assert_allclose(params, np.eye(4, 3), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_wrappers_of_optax_keep_the_first_move():
     tx = optim.start_on(optim.manifold_muon(0.1, Stiefel()), Stiefel())
     far, grad = 3 * jnp.eye(4, 3), jnp.ones((4, 3))
@@ -105,6 +106,7 @@ def test_sharded_start_keeps_shardings(kind):
     assert optim.monitor_distance(geometry, jax.device_get(far + updates))[""] < 1e-5
 
 
+@pytest.mark.slow
 def test_chain_and_check_chain_accept_start():
     tx = optim.start_on(INNER["manifold_muon"], GEOMETRY)
     optim.check_chain(optim.chain(optax.zero_nans(), tx), GEOMETRY, FAR)

@@ -126,6 +126,7 @@ def test_tree_functions_list_each_block():
         tx.init(drawn(0))
 
 
+@pytest.mark.slow
 def test_budgets_reach_every_block():
     geometry = fused(layers=1)
     start = ask(lambda x: optim.project_tree(geometry, x), drawn(0, (2,)))
