@@ -1,6 +1,6 @@
 """Time, gap and distance of a step on each weight space, compared with `optax.contrib.muon`.
 
-    python -m benchmarks sets    # a quarter of an hour; docs/benchmarks/results/sets.*
+    python -m benchmarks sets    # fifteen minutes; docs/benchmarks/results/sets.*
 
 Trees and steps are those of `python -m benchmarks steps`. Multipliers carry over between steps, so
 each optimizer first takes warm-up steps along gradients of a linear regression. The table shows the

@@ -98,7 +98,7 @@ def test_failed_splitting_falls_back_to_tangent_part(monkeypatch):
 
 
 # The benchmark also has "normalized Adam, sets", the slowest to compile.
-@pytest.mark.slow_except("manifold_muon")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(LINKS.keys() - {"normalized Adam, sets"}))
 def test_random_trainings_pass_checks(name):
     @few

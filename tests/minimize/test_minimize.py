@@ -169,6 +169,7 @@ def test_leaving_the_manifold_is_reported():
     assert int(found.steps) > 0
 
 
+@pytest.mark.slow
 def test_product_of_manifolds_gives_truncated_svd():
     rng = np.random.default_rng(5)
     a = rng.standard_normal((9, 6))
@@ -250,7 +251,7 @@ def test_derivatives_of_captured_values():
     np.testing.assert_allclose(jax.jit(jax.grad(least))(2.0), np.linalg.eigvalsh(a)[0], atol=1e-10)
 
 
-@pytest.mark.slow_except("LBFGS")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_stops_by_max_steps(method):
     a, start = symmetric(20, 6, 6), orthonormal(21, 6, 1)[:, 0]
@@ -293,7 +294,7 @@ def test_invalid_starts_inside_jit_are_reported():
     assert found.reason.tolist() == [Reason.MAX_STEPS, Reason.OFF_SET, Reason.NOT_FINITE]
 
 
-@pytest.mark.slow_except("LBFGS")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS, ids=name_of)
 def test_cost_scaled_by_power_of_two_keeps_minimum(method):
     """Bit for bit: gradients of 1e-20 do not count as small; squares of 1e20 do not overflow."""
@@ -380,6 +381,7 @@ def test_float32_least_squares_reaches_rounding(method, noise, scale):
     assert np.linalg.norm(found.point - best) <= bound * np.linalg.norm(best)
 
 
+@pytest.mark.slow
 def test_float32_procrustes_with_zero_residual_is_exact_to_rounding():
     a, turn, start = np.random.default_rng(41).standard_normal((40, 20)), *orthonormal(42, 2, 20, 3)
     found = minimize(
@@ -413,6 +415,7 @@ def test_default_turns_to_trust_region_after_its_steps(inside):
     np.testing.assert_allclose(found.point, 1 / np.diag(a), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_default_compiles_trust_region_only_where_slow(monkeypatch):
     monkeypatch.setattr(TrustRegion, "run", None)  # tracing it would fail
     found = minimize(rayleigh, Hypersphere(), UNIT + 0.0, (symmetric(43, 3, 3),))

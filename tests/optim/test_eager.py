@@ -11,7 +11,7 @@ jax.monitoring.register_event_duration_secs_listener(
 )
 
 
-@pytest.mark.slow_except("manifold_muon", "normalize")
+@pytest.mark.slow_except("manifold_muon")
 @pytest.mark.parametrize("name", INSTANCES)
 def test_later_eager_updates_compile_nothing(name):
     """JAX compiles a loop or conditional outside of `jax.jit` in every call."""

@@ -58,7 +58,7 @@ SPLIT = {
 }
 
 
-@pytest.mark.slow_except("rest")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SPLIT)
 def test_split_matches_separate_optimizers(name):
     """Against two separate training loops; NumPy computes the global gradient norm."""

@@ -55,7 +55,7 @@ def test_later_updates_equal_those_of_the_optimizer():
     jax.tree.map(np.testing.assert_array_equal, again, alone)
 
 
-@pytest.mark.slow_except("float16")
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_short_dtypes_reach_their_points_from_far_away(dtype):
     geometry = {"w": Stiefel(), "s": Hypersphere()}

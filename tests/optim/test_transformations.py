@@ -26,6 +26,7 @@ def drawn(shapes: Any, seed: int = 0, dtype: Any = jnp.float32) -> Any:
     return jax.tree.unflatten(treedef, arrays)
 
 
+@pytest.mark.slow
 def test_stacked_leaves_match_leaves_solved_alone():
     instance = INSTANCES["steepest"]
     tx, params, grads = instance.tx(), instance.params(), instance.grads()

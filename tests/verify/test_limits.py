@@ -249,6 +249,7 @@ def bases(tmp_path_factory):
     return fuzz.write_bases(tmp_path_factory.mktemp("bases"))
 
 
+@pytest.mark.slow
 def test_random_changes_verify_or_are_refused(bases):
     found = list(fuzz.outcomes(bases, range(64), 7, list(fuzz.FAMILIES)))
     assert not [one for one in found if one.fault]

@@ -15,7 +15,7 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.slow_except("plain")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_framework_program_trains_on_manifold(name):
     steps, below = PROGRAMS[name]
