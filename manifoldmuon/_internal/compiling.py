@@ -44,7 +44,7 @@ def compiled(function: Any, like: Any) -> Any:
     return _jitted(function, compiler_options=tuple(options.items()))
 
 
-@functools.lru_cache(1024)  # rules belong to their transformation
+@functools.lru_cache(1024)  # each new transformation brings rules of its own
 def _jitted(function: Any, compiler_options: Any = (), inline: bool = False) -> Any:
     options = dict(compiler_options) or None
     return jax.jit(function, static_argnums=0, inline=inline, compiler_options=options)

@@ -145,7 +145,7 @@ def execute(
             f"{name}: the state has no entries for {unknown}: it belongs to another tree (call"
             " tx.init(params) again) or to an older version (the changelog converts it)."
         )
-    results = {}
+    results, eager = {}, jit and not is_traced((flat, given))
     meshes: dict[Any, list[list[int]]] = {}
     for group in _group(leaves, stack):
         meshes.setdefault(mesh_of(leaves[group[0]].arrays[0]), []).append(group)
@@ -156,7 +156,7 @@ def execute(
         else:
             for same in stacks:
                 arrays = _gather(same)
-                solve = compiled(rule, arrays) if jit and not is_traced(arrays) else rule
+                solve = compiled(rule, arrays) if eager else rule
                 solved.append(_scatter(solve(same[0].weight.manifold, *arrays), same))
         for group, pairs in zip(groups, solved, strict=True):
             for i, (update, result) in zip(group, pairs, strict=True):

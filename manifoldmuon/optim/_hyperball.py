@@ -111,8 +111,8 @@ def norm_keeping(
     """
     base, rate = optax.with_extra_args_support(base), optax.scale_by_learning_rate(learning_rate)
     last = then(second, budget, keep_norm, rounded)
-    whole = last if first is None else then(first, last)
-    move = rounded if first is None else then(first, rounded)
+    firsts = [] if first is None else [first]
+    whole, move = then(*firsts, last), then(*firsts, rounded)
     empty = [optax.EmptyState()] * (1 if budgets is None else 2)
     budgets = 1.0 if budgets is None else budgets
 
