@@ -1,4 +1,4 @@
-"""Run functions as a single compiled program: outside jit, JAX compiles op by op."""
+"""Run functions as one compiled program (outside jit, JAX compiles op by op); count programs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from manifoldmuon.manifolds import Manifold
+
+COMPILATIONS: list[str] = []
+"""An entry for each program that this process has compiled."""
+jax.monitoring.register_event_duration_secs_listener(
+    lambda event, *_, **__: COMPILATIONS.append(event) if "backend_compile" in event else None
+)
 
 
 def ask(function: Callable[..., Any], *arguments: Any) -> Any:

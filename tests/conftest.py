@@ -54,7 +54,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _skips_slow(config: pytest.Config) -> bool:
-    """Return whether this run selects tests by no name, file or option."""
+    """Return False if a test, a file or an option is named."""
     asked = (config.getoption(name, False) for name in ("exhaustive", "keyword", "markexpr", "lf"))
     return not any(asked) and not any("::" in arg or arg.endswith(".py") for arg in config.args)
 

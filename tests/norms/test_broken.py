@@ -126,7 +126,18 @@ BROKEN = {
 
 
 # The others break a law that has one of these.
-@pytest.mark.slow_except("overflows", "wrong dual", "gap of zero", "swallows NaN")
+@pytest.mark.slow_except(
+    "estimate adds vectors",
+    "overflows",
+    "wrong dual",
+    "fills zeros",
+    "gap of zero",
+    "sign of zero",
+    "bound too small",
+    "projects by scaling",
+    "fast is another",
+    "swallows NaN",
+)
 @pytest.mark.parametrize("defect", BROKEN)
 def test_broken_norm_is_found(defect):
     norm, law = BROKEN[defect]

@@ -3,12 +3,8 @@
 import jax
 import pytest
 
+from tests.compiled import COMPILATIONS
 from tests.optim.instances import INSTANCES
-
-COMPILATIONS = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, *_, **__: COMPILATIONS.append(event) if "backend_compile" in event else None
-)
 
 
 @pytest.mark.slow_except("manifold_muon")

@@ -15,6 +15,7 @@ from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Layout, Mani
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
+from tests.compiled import COMPILATIONS
 from tests.optim.instances import INSTANCES, Instance
 
 eight_devices = pytest.mark.slow  # only the exhaustive run has them
@@ -188,11 +189,6 @@ KEPT = {
     "leaves, FSDP": ((4,), (), ("data",)),
     "leaves, two axes": ((2, 2), (), ("data", "fsdp")),
 }
-
-COMPILATIONS = []
-jax.monitoring.register_event_duration_secs_listener(
-    lambda event, *_, **__: COMPILATIONS.append(event) if "backend_compile" in event else None
-)
 
 
 def copies_of(manifold: Manifold) -> Any:
