@@ -44,7 +44,7 @@ def keep_if_zero(point: Floats, vector: Floats, new_point: Floats, ndim: int) ->
     A zero update must not move a point by rounding (some 1e-8), nor turn a point that cannot be
     normalised (all zeros) into NaN. A NaN in the step is not a zero.
     """
-    # Not a sum of magnitudes: for stacks on CPUs `muonh` spends twice as long on its rules.
+    # Not a sum of magnitudes, with which steps of `adamh` on CPUs take 6 to 12 % longer.
     moves = jnp.any(vector != 0, axis=trailing(vector, ndim), keepdims=True)
     return jnp.where(moves, new_point.astype(point.dtype), point)
 
