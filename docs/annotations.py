@@ -37,5 +37,6 @@ class PlainAnnotations(griffe.Extension):
         for parameter in func.parameters:
             text = str(parameter.annotation)
             whole = text.removesuffix(" | None")
-            if kind := self.aliases.get(whole) or kind_of(ast.parse(whole, mode="eval").body):
+            kind = self.aliases.get(whole.removeprefix("arguments."))
+            if kind := kind or kind_of(ast.parse(whole, mode="eval").body):
                 parameter.annotation = kind + text.removeprefix(whole)

@@ -15,13 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon_verify._limits import (
-    MOST_ARRAYS,
-    MOST_AXES,
-    MOST_BYTES,
-    MOST_JSON_BYTES,
-    check_limit,
-)
+from manifoldmuon_verify import _limits
 from manifoldmuon_verify._refusal import Refused, short
 
 FLOATS = ("F64", "F32", "F16", "BF16")
@@ -69,7 +63,7 @@ class Stored:
             yield flat.values(slice(start, start + _CHUNK))
 
 
-def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
+def read_bytes(path: Path, where: str, most: int = _limits.MOST_BYTES) -> bytes:
     """Return all bytes of a regular file, read only once: the hashed bytes are the used bytes."""
     try:
         # Check before opening, because opening a device may have side effects.
@@ -90,7 +84,7 @@ def read_bytes(path: Path, where: str, most: int = MOST_BYTES) -> bytes:
 def _check_file(found: os.stat_result, path: Path, where: str, most: int) -> int:
     if not stat.S_ISREG(found.st_mode):
         raise Refused(where, f"{path} is not a regular file")
-    check_limit(where, f"bytes in {path}", found.st_size, most)
+    _limits.check_limit(where, f"bytes in {path}", found.st_size, most)
     return found.st_size
 
 
@@ -149,7 +143,7 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:
         raise Refused(where, f"truncated: header of {size} bytes in a file of {len(data)}")
-    check_limit(where, "bytes in the header", size, MOST_JSON_BYTES)
+    _limits.check_limit(where, "bytes in the header", size, _limits.MOST_JSON_BYTES)
     header = parse_json(memoryview(data)[8 : 8 + size], f"{where}, header")
     body = memoryview(data)[8 + size :]
     if not isinstance(header, dict):
@@ -157,7 +151,7 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
     notes = header.pop("__metadata__", {})
     if not (isinstance(notes, dict) and all(isinstance(note, str) for note in notes.values())):
         raise Refused(where, "__metadata__ of the header must be an object of strings")
-    check_limit(where, "arrays", len(header), MOST_ARRAYS)
+    _limits.check_limit(where, "arrays", len(header), _limits.MOST_ARRAYS)
     places = {name: _place(entry, f"{where}, {short(name)}") for name, entry in header.items()}
     end = 0
     for name, (_, _, start, stop) in sorted(places.items(), key=lambda item: item[1][2:]):
@@ -182,7 +176,7 @@ def _place(entry: Any, where: str) -> tuple[str, tuple[int, ...], int, int]:
     if not (are_counts(shape) and are_counts(offsets) and len(offsets) == 2):
         got = f"{short(shape)}, {short(offsets)}"
         raise Refused(where, f"shape and data_offsets must be sizes; got {got}")
-    check_limit(where, "axes", len(shape), MOST_AXES)
+    _limits.check_limit(where, "axes", len(shape), _limits.MOST_AXES)
     start, stop = offsets
     wanted = math.prod(shape) * _DTYPES[dtype].itemsize
     if stop - start != wanted:

@@ -10,18 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon_verify import _limits
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._layers import Layer, Shape, Weight, build
-from manifoldmuon_verify._limits import (
-    DECOMPOSE,
-    DEEPEST,
-    MATRIX,
-    MOST_LAYERS,
-    MOST_NUMBERS,
-    MOST_WORK,
-    TOUCH,
-    check_limit,
-)
 from manifoldmuon_verify._refusal import Refused, short
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, down, norm, product, total, up
 
@@ -110,26 +101,30 @@ def check_size(nodes: Nodes, images: int, predicted: int) -> int:
       predicted: number of distinct predicted classes.
     """
     head, (classes,) = _head(nodes)[1], nodes[-1].shape
-    largest, work = 1, images * (_operations(nodes) + 8 * TOUCH * classes)
+    largest, work = 1, images * (_operations(nodes) + 8 * _limits.TOUCH * classes)
     for layer in layers(nodes):
         largest = max(largest, math.prod(layer.shape))
-        check_limit(f"the layer {layer.kind}", "numbers for an image", largest, MOST_NUMBERS)
+        _limits.check_limit(
+            f"the layer {layer.kind}", "numbers for an image", largest, _limits.MOST_NUMBERS
+        )
     for weight in used_matrices(nodes):
         numbers, short_side = math.prod(weight.shape[-2:]), min(weight.shape[-2:])
-        check_limit(weight.where, "numbers in a matrix", numbers, MOST_NUMBERS)
-        work += weight.numbers // numbers * (MATRIX + DECOMPOSE * numbers * short_side)
-    check_limit("the claims", "pairs of classes", predicted * classes, MOST_NUMBERS)
-    work += predicted * TOUCH * (head.numbers if head else classes)
-    check_limit("the network", "multiplications", work, MOST_WORK)
+        _limits.check_limit(weight.where, "numbers in a matrix", numbers, _limits.MOST_NUMBERS)
+        work += (
+            weight.numbers // numbers * (_limits.MATRIX + _limits.DECOMPOSE * numbers * short_side)
+        )
+    _limits.check_limit("the claims", "pairs of classes", predicted * classes, _limits.MOST_NUMBERS)
+    work += predicted * _limits.TOUCH * (head.numbers if head else classes)
+    _limits.check_limit("the network", "multiplications", work, _limits.MOST_WORK)
     return min(images, max(1, _BATCH_NUMBERS // largest))
 
 
 def _operations(nodes: Nodes) -> int:
     """Count the multiplications for an image."""
     return sum(
-        sum(_operations(branch) + TOUCH * math.prod(node.shape) for branch in node.branches)
+        sum(_operations(branch) + _limits.TOUCH * math.prod(node.shape) for branch in node.branches)
         if isinstance(node, Sum)
-        else math.prod(node.shape) * (node.terms + TOUCH)
+        else math.prod(node.shape) * (node.terms + _limits.TOUCH)
         for node in nodes
     )
 
@@ -270,7 +265,7 @@ class Builder:
         self, entry: Any, shape: Shape, where: str, copies: tuple[int, ...], index: tuple[int, ...]
     ) -> Nodes:
         self._count(where)
-        if where.count("[") > DEEPEST:
+        if where.count("[") > _limits.DEEPEST:
             raise Refused(f"{where[:40]}...", "nested too deeply")
         if not isinstance(entry, dict) or not isinstance(entry.get("kind"), str):
             raise Refused(where, f"must be a layer, an object with a kind; got {short(entry)}")
@@ -331,7 +326,7 @@ class Builder:
 
     def _count(self, where: str) -> None:
         self._built += 1
-        check_limit(where, "layers and branches", self._built, MOST_LAYERS)
+        _limits.check_limit(where, "layers and branches", self._built, _limits.MOST_LAYERS)
 
     def _array(
         self, name: Any, axes: int, where: str, copies: tuple[int, ...], index: tuple[int, ...]

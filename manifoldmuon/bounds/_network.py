@@ -9,22 +9,12 @@ from typing import Any
 import jax
 import numpy as np
 
+from manifoldmuon import modules
 from manifoldmuon._internal.arguments import check_number, one_of
 from manifoldmuon._internal.text import Node, Printed, tree
 from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._norm_bounds import RMS, ActivationNorm, NormBound, OneHot
 from manifoldmuon.bounds._weights import weight_of
-from manifoldmuon.modules import (
-    Atom,
-    Compose,
-    Concatenate,
-    Embed,
-    ExternalModule,
-    Module,
-    Positions,
-    Stack,
-    Tied,
-)
 
 _HEADER = ("module", "input", "output", "Lipschitz: input", "weights")
 
@@ -51,7 +41,7 @@ class NetworkBounds(Printed):
       ('RMSDivide may get inputs near zero, where it has no largest slope',)
     """
 
-    module: Module
+    module: modules.Module
     inputs: Sizes
     transfer: LipschitzBounds
     assumptions: tuple[str, ...] = ()
@@ -114,7 +104,7 @@ def _bounds_row(bounds: NetworkBounds) -> Node:
     sizes = (_format_sizes(x) for x in (bounds.inputs, bounds.outputs))
     slopes = f"{bounds.lipschitz_inputs:.4g}", f"{bounds.lipschitz_weights:.4g}"
     row = (bounds.module.describe(), *sizes, *slopes)
-    if isinstance(bounds.module, Stack):  # a single tree for all copies
+    if isinstance(bounds.module, modules.Stack):  # a single tree for all copies
         return row, [_span(*(_bounds_row(bounds.parts[i]) for i in (0, -1)))]
     return row, [_bounds_row(child) for child in bounds.parts]
 
@@ -131,7 +121,7 @@ def _span(first: Node, last: Node) -> Node:
 
 
 @functools.singledispatch
-def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
+def propagate(module: modules.Module, weights: Any, x: Sizes) -> LipschitzBounds:
     """Bound a module's output and its response to perturbations, for inputs of these norms.
 
     A generic function with an implementation for each type of module. To bound your own bond,
@@ -165,10 +155,10 @@ def propagate(module: Module, weights: Any, x: Sizes) -> LipschitzBounds:
     )
 
 
-def bound_part(module: Module, weights: Any, x: Sizes) -> NetworkBounds:
+def bound_part(module: modules.Module, weights: Any, x: Sizes) -> NetworkBounds:
     """Return the bounds of a part, given its `WeightRegion`s and the size of its input."""
     try:
-        if isinstance(module, Atom):
+        if isinstance(module, modules.Atom):
             weights.expect_shape(module.shape)
         return NetworkBounds(module, x, propagate(module, weights, x))
     except _ErrorAtModule:  # of a part of this module
@@ -182,7 +172,7 @@ class _ErrorAtModule(ValueError):
 
 
 def bound(
-    module: Module | ExternalModule,
+    module: modules.Module | modules.ExternalModule,
     params: Any = None,
     *,
     input_norm: float | NormBound | tuple[Any, ...] = 1.0,
@@ -226,9 +216,9 @@ def bound(
         raise ValueError(
             "bound(radius) needs params, the centre of the ball; bound(drift) takes no params"
         )
-    one_of(Module, ExternalModule)("bound(module)", module)
+    one_of(modules.Module, modules.ExternalModule)("bound(module)", module)
     external = None
-    if isinstance(module, ExternalModule):
+    if isinstance(module, modules.ExternalModule):
         if params is None:
             raise ValueError("bound(params) is missing: an ExternalModule needs its weights")
         external = module.weights()
@@ -263,12 +253,12 @@ def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
     return NormBound(float(bound), norm=norm)
 
 
-def _input_norm(module: Module) -> ActivationNorm:
+def _input_norm(module: modules.Module) -> ActivationNorm:
     """Return the norm of a plain number for `input_norm`: the norm that the first module reads."""
-    if isinstance(module, Embed | Positions):
+    if isinstance(module, modules.Embed | modules.Positions):
         return OneHot()
-    if not isinstance(module, Compose | Stack | Tied | Concatenate):
+    if not isinstance(module, modules.Compose | modules.Stack | modules.Tied | modules.Concatenate):
         return RMS()
-    first = module.parts if isinstance(module, Concatenate) else module.parts[:1]
+    first = module.parts if isinstance(module, modules.Concatenate) else module.parts[:1]
     norms = {_input_norm(child) for child in first}
     return norms.pop() if len(norms) == 1 else RMS()

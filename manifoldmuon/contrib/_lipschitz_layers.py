@@ -13,16 +13,10 @@ from typing import Any, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from manifoldmuon import manifolds
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.bounds import RMS, LipschitzBounds, NormBound, propagate
-from manifoldmuon.manifolds import (
-    Euclidean,
-    Grassmann,
-    Manifold,
-    Orthogonal,
-    Stiefel,
-)
 from manifoldmuon.modules import Atom, Linear, Module
 from manifoldmuon.norms import FanRatio, RMSToRMS, Spectral
 from manifoldmuon.robustness import describe
@@ -48,10 +42,10 @@ class LocallyConnected(Atom):
     places: tuple[int, ...]
     fan_out: int
     fan_in: int
-    manifold: Manifold = Euclidean(RMSToRMS())
+    manifold: manifolds.Manifold = manifolds.Euclidean(RMSToRMS())
     mass: float = 1.0
-    FREE_SPACE: ClassVar = Euclidean(RMSToRMS())
-    CONSTRAINT: ClassVar = Stiefel(FanRatio())
+    FREE_SPACE: ClassVar = manifolds.Euclidean(RMSToRMS())
+    CONSTRAINT: ClassVar = manifolds.Stiefel(FanRatio())
 
     def __post_init__(self):
         if not isinstance(self.places, tuple) or not self.places:
@@ -102,11 +96,11 @@ class TwoTap(Atom):
     rank: int
     axis: int = -2
     offset: int = 1
-    manifold: Manifold = Grassmann(step_norm=Spectral(scale=0.5))
+    manifold: manifolds.Manifold = manifolds.Grassmann(step_norm=Spectral(scale=0.5))
     mass: float = 1.0
     ranges: ClassVar = {"axis": "[-3, -2]", "offset": "(-inf, inf)"}
-    FREE_SPACE: ClassVar = Euclidean(Spectral(scale=0.25))
-    CONSTRAINT: ClassVar = Grassmann(step_norm=Spectral(scale=0.5))
+    FREE_SPACE: ClassVar = manifolds.Euclidean(Spectral(scale=0.25))
+    CONSTRAINT: ClassVar = manifolds.Grassmann(step_norm=Spectral(scale=0.5))
     entry: ClassVar = ("two_tap", "axis", "offset")
 
     def __post_init__(self):
@@ -146,7 +140,7 @@ def orthogonal_conv2d(channels: int, kernel: int = 3) -> Module:
       1.0
     """
     check_number("orthogonal_conv2d(kernel)", kernel, within="[1, inf)", whole=True)
-    net: Module = Linear(channels, channels, Orthogonal())
+    net: Module = Linear(channels, channels, manifolds.Orthogonal())
     for tap in range(kernel - 1):
         for axis in (-3, -2):
             net = TwoTap(channels, channels // 2, axis, 1 if tap % 2 else -1) @ net

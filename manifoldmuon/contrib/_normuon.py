@@ -10,12 +10,7 @@ import optax
 from jax.typing import DTypeLike
 
 from manifoldmuon._internal.arguments import ClipNorm, Decay, Momentum, Rate, WeightDecay, checked
-from manifoldmuon._internal.matrices.arrays import (
-    expand_trailing,
-    frobenius_norm,
-    nonzero_or_one,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Manifold
@@ -38,12 +33,12 @@ def neuron_rms(
     manifold: Manifold, point: jax.Array, update: jax.Array, given: rules.Given
 ) -> rules.RuleResult:
     """Divide the rows of a direction by their running root mean square; a rule."""
-    axes, wide = _other_axes(manifold), upcast(update)
-    kept = expand_trailing(given["decay"], 1)
+    axes, wide = _other_axes(manifold), arrays.upcast(update)
+    kept = arrays.expand_trailing(given["decay"], 1)
     nu = kept * given["nu"] + (1 - kept) * jnp.mean(wide**2, axis=axes)
-    scaled = wide / jnp.expand_dims(jnp.sqrt(nonzero_or_one(nu)), axes)
+    scaled = wide / jnp.expand_dims(jnp.sqrt(arrays.nonzero_or_one(nu)), axes)
     scaled, _ = rules.tangent(manifold, point, scaled, {})
-    length = expand_trailing(frobenius_norm(wide, manifold.ndim), manifold.ndim)
+    length = arrays.expand_trailing(arrays.frobenius_norm(wide, manifold.ndim), manifold.ndim)
     after = jnp.where(jnp.isfinite(nu), nu, given["nu"]).astype(given["nu"].dtype)
     return length * to_unit_norm(scaled, manifold.ndim), {"nu": after}
 

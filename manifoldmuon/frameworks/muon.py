@@ -9,13 +9,7 @@ import jax
 from optax.contrib import MuonDimensionNumbers
 
 from manifoldmuon._internal.arguments import shown
-from manifoldmuon._internal.trees.paths import (
-    KeyPath,
-    flatten_with_path,
-    is_function,
-    path_string,
-    prefixes,
-)
+from manifoldmuon._internal.trees import paths
 from manifoldmuon.manifolds import LaidOut, Layout, Manifold
 
 __all__ = ["geometry"]
@@ -23,7 +17,7 @@ __all__ = ["geometry"]
 
 def geometry(
     dimension_numbers: Any, matrices: Manifold, *, rest: Manifold | None = None
-) -> Callable[[KeyPath, jax.ShapeDtypeStruct], Manifold | LaidOut | None]:
+) -> Callable[[paths.KeyPath, jax.ShapeDtypeStruct], Manifold | LaidOut | None]:
     """Return the geometry for the argument `muon_weight_dimension_numbers` of Optax's Muon.
 
     `reduction_axis` is the fan-in, `output_axis` the fan-out, and several axes are one fan. All
@@ -54,13 +48,13 @@ def geometry(
       >>> mm.optim.resolve_geometry(spaces, layers)["query"].layout.inner_shape((8, 3, 2, 4))
       (3, 8, 8)
     """
-    if is_function(dimension_numbers):
+    if paths.is_function(dimension_numbers):
         raise TypeError(
             "frameworks.muon.geometry: dimension_numbers is a function; call it on the parameters:"
             " geometry(dimension_numbers(params), matrices)"
         )
-    pairs, _ = flatten_with_path(dimension_numbers, is_leaf=_is_entry)
-    entries = {path_string(path): numbers for path, numbers in pairs}
+    pairs, _ = paths.flatten_with_path(dimension_numbers, is_leaf=_is_entry)
+    entries = {paths.path_string(path): numbers for path, numbers in pairs}
     for path, numbers in entries.items():
         if not _is_entry(numbers):
             raise TypeError(
@@ -68,9 +62,9 @@ def geometry(
                 " optax.contrib.MuonDimensionNumbers, or None"
             )
 
-    def entry(path: KeyPath, leaf: jax.ShapeDtypeStruct) -> Manifold | LaidOut | None:
-        name, ndim = path_string(path), len(leaf.shape)
-        above = [prefix for prefix in prefixes(name) if prefix in entries]
+    def entry(path: paths.KeyPath, leaf: jax.ShapeDtypeStruct) -> Manifold | LaidOut | None:
+        name, ndim = paths.path_string(path), len(leaf.shape)
+        above = [prefix for prefix in paths.prefixes(name) if prefix in entries]
         if not above:
             raise ValueError(
                 f"the dimension numbers have no entry for the parameter {name!r}; the entries are"

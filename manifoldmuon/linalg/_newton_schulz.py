@@ -14,13 +14,7 @@ from manifoldmuon._internal.arguments import check_dtype, check_fields
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Squares
 from manifoldmuon._internal.values import Value
-from manifoldmuon.linalg._polynomials import (
-    coupled_factor,
-    factor_products,
-    odd_factor,
-    scan_runs,
-    schatten_bound,
-)
+from manifoldmuon.linalg import _polynomials
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
 # Maximum relative noise of a Gram matrix before it is recomputed.
@@ -113,11 +107,11 @@ class NewtonSchulz(_Products):
 
         def advance(x, step):
             gram, root = self._gram(x)
-            square = multiply(root, root) if factor_products(len(step)) else None
-            return multiply(x, odd_factor(gram, step, multiply, square))
+            square = multiply(root, root) if _polynomials.factor_products(len(step)) else None
+            return multiply(x, _polynomials.odd_factor(gram, step, multiply, square))
 
-        first = multiply(x, odd_factor(gram, first_step, multiply, square) * inverse)
-        return scan_runs(advance, first, tuple(steps), x.dtype)
+        first = multiply(x, _polynomials.odd_factor(gram, first_step, multiply, square) * inverse)
+        return _polynomials.scan_runs(advance, first, tuple(steps), x.dtype)
 
     def _gram(self, x: Matrices) -> tuple[Squares, Squares]:
         """Return `X^T X`, and the same matrix up to sign, for its square."""
@@ -157,10 +151,10 @@ def normalised(gram, size, step: Coefficients, multiply, frobenius: bool = False
     """
     eps = jnp.finfo(gram.dtype).eps
     scale = 1 / jnp.maximum(size, eps**2)
-    square = multiply(gram, gram) if factor_products(len(step)) else None
+    square = multiply(gram, gram) if _polynomials.factor_products(len(step)) else None
     if not frobenius:  # scaled, since fourth powers could overflow
         power = (gram * scale, 1) if square is None else (square * scale**2, 2)
-        scale = scale / jnp.maximum(schatten_bound(*power), eps**0.5)
+        scale = scale / jnp.maximum(_polynomials.schatten_bound(*power), eps**0.5)
     square = None if square is None else square * scale**2
     return gram * scale, square, jnp.sqrt(scale)
 
@@ -200,12 +194,12 @@ class GramNewtonSchulz(_Products):
         gram = multiply(x.mT, x)
         size = arrays.trace(gram)[..., None, None]
         gram, square, inverse = normalised(gram, size, blocks[0][0], multiply)
-        first = coupled_factor(gram, blocks[0], multiply, square)
+        first = _polynomials.coupled_factor(gram, blocks[0], multiply, square)
 
         def advance(x, block):
-            return multiply(x, coupled_factor(multiply(x.mT, x), block, multiply))
+            return multiply(x, _polynomials.coupled_factor(multiply(x.mT, x), block, multiply))
 
-        return scan_runs(advance, multiply(x, first * inverse), blocks[1:], x.dtype)
+        return _polynomials.scan_runs(advance, multiply(x, first * inverse), blocks[1:], x.dtype)
 
     def _fastest_blocks(self, shape: tuple[int, ...], eps: float):
         steps = self.schedule.coefficients
@@ -239,5 +233,7 @@ def block_flops(blocks: tuple[tuple[Coefficients, ...], ...], m: int, n: int) ->
     """Return the number of floating-point operations for an m x n matrix, in products only."""
     small = 0
     for block in blocks:
-        small += 3 * (len(block) - 1) + sum(factor_products(len(step)) for step in block)
+        small += 3 * (len(block) - 1) + sum(
+            _polynomials.factor_products(len(step)) for step in block
+        )
     return 2 * n * n * (2 * len(blocks) * m + small * n)

@@ -8,13 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from manifoldmuon._internal.matrices.arrays import (
-    Numbers,
-    Squares,
-    expand_trailing,
-    product,
-    upcast,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.manifolds._stiefel import Orthogonal
@@ -37,42 +31,44 @@ class Rotations(Orthogonal):
       1.0
     """
 
-    def project(self, point: Squares) -> Squares:
+    def project(self, point: arrays.Squares) -> arrays.Squares:
         """Return the nearest rotation; if the smallest singular values tie, it is not unique."""
         factor = super().project(point)
         mirrored = _is_mirrored(factor)
 
         def turn(factor: Array) -> Array:
             scaled, _ = scale_to_unit_exponent(point, 2)
-            wide = upcast(factor)
-            stretch = product(wide.mT, scaled)
+            wide = arrays.upcast(factor)
+            stretch = arrays.product(wide.mT, scaled)
             vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + stretch.mT)
             last = vectors[..., :, :1]
-            turned = wide - 2 * product(product(wide, last), last.mT)
-            return jnp.where(expand_trailing(mirrored, 2), turned, wide).astype(factor.dtype)
+            turned = wide - 2 * arrays.product(arrays.product(wide, last), last.mT)
+            return jnp.where(arrays.expand_trailing(mirrored, 2), turned, wide).astype(factor.dtype)
 
         return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
 
-    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Squares:
+    def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> arrays.Squares:
         """Return a uniform (Haar-distributed) rotation."""
         point = super().random_point(key, shape, dtype)
         sign = jnp.where(_is_mirrored(point), -1, 1).astype(point.dtype)
-        return jnp.concatenate([expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1)
+        return jnp.concatenate(
+            [arrays.expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1
+        )
 
-    def distance(self, point: Squares) -> Numbers:
+    def distance(self, point: arrays.Squares) -> arrays.Numbers:
         """Return the largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""
         mirrored = jnp.where(_is_mirrored(point), 2.0, 0.0)
         return jnp.maximum(distance := super().distance(point), mirrored.astype(distance.dtype))
 
-    def _unit(self, point: Squares) -> Squares:
+    def _unit(self, point: arrays.Squares) -> arrays.Squares:
         mirrored = _is_mirrored(point)
 
         def nearest(point: Array) -> Array:
-            return jnp.where(expand_trailing(mirrored, 2), self.project(point), point)
+            return jnp.where(arrays.expand_trailing(mirrored, 2), self.project(point), point)
 
         return super()._unit(jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point))
 
 
-def _is_mirrored(point: Squares) -> Bool[Array, "*batch"]:
+def _is_mirrored(point: arrays.Squares) -> Bool[Array, "*batch"]:
     scaled, _ = scale_to_unit_exponent(point, 2)
     return map_matrices(jnp.linalg.det, jax.lax.stop_gradient(scaled)) < 0

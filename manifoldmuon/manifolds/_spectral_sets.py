@@ -14,12 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arguments import (
-    check_fields,
-    check_kind,
-    check_retraction,
-    check_step_norm,
-)
+from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Tall, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
@@ -185,8 +180,8 @@ class SpectralBall(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBall.scale", self.scale)
-        check_step_norm(self, Norm)
-        check_retraction(self, "matrices of norm at most 1")
+        arguments.check_step_norm(self, Norm)
+        arguments.check_retraction(self, "matrices of norm at most 1")
         _check_boundary_fields(self)
 
     def for_training(self) -> "SpectralBall":
@@ -230,9 +225,9 @@ class SpectralBand(_WithBoundary):
 
     def __post_init__(self):
         check_scale("SpectralBand.scale", self.scale)
-        check_fields(self, low="[0, inf)", high="(0, inf)")
-        check_step_norm(self, Norm)
-        check_kind(self, "retraction", Clip)
+        arguments.check_fields(self, low="[0, inf)", high="(0, inf)")
+        arguments.check_step_norm(self, Norm)
+        arguments.check_kind(self, "retraction", Clip)
         _check_boundary_fields(self)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
@@ -258,6 +253,6 @@ def _inverse_root(excess: Squares) -> Squares:
 
 
 def _check_boundary_fields(manifold: _WithBoundary) -> None:
-    check_kind(manifold, "solver", DouglasRachford, type(None))
+    arguments.check_kind(manifold, "solver", DouglasRachford, type(None))
     require_projection(manifold, manifold.solver)
-    check_fields(manifold, active_tolerance="(0, 0.1)")
+    arguments.check_fields(manifold, active_tolerance="(0, 0.1)")

@@ -10,12 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arguments import (
-    check_fields,
-    check_kind,
-    check_retraction,
-    check_step_norm,
-)
+from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
@@ -25,16 +20,9 @@ from manifoldmuon._internal.matrices.rounding import (
 )
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
+from manifoldmuon.manifolds import solvers
 from manifoldmuon.manifolds._manifold import Manifold, require_projection, with_fast_norm
 from manifoldmuon.manifolds.retractions import Normalize, Retraction
-from manifoldmuon.manifolds.solvers import (
-    BarzilaiBorwein,
-    DouglasRachford,
-    LineMultiplier,
-    Normal,
-    Steepest,
-    euclidean_direction,
-)
 from manifoldmuon.norms import Frobenius, MaxRowNorm, Norm, RootDim, Spectral
 
 _SMOOTH = (BOUNDED_MSIGN, TRAINING_MSIGN)
@@ -74,14 +62,14 @@ class Hypersphere(Manifold):
     ndim: int = 1
     retraction: Retraction = Normalize()
     step_norm: Norm | None = None
-    solver: LineMultiplier = LineMultiplier()
+    solver: solvers.LineMultiplier = solvers.LineMultiplier()
 
     def __post_init__(self):
         check_scale("Hypersphere.scale", self.scale)
-        check_retraction(self, "unit vectors")
-        check_kind(self, "solver", LineMultiplier)
-        check_fields(self, ndim="[1, inf)")
-        check_step_norm(self, Norm)
+        arguments.check_retraction(self, "unit vectors")
+        arguments.check_kind(self, "solver", solvers.LineMultiplier)
+        arguments.check_fields(self, ndim="[1, inf)")
+        arguments.check_step_norm(self, Norm)
 
     @property
     def norm(self) -> Norm:
@@ -105,16 +93,16 @@ class Hypersphere(Manifold):
         closed = self.norm.is_euclidean
         return () if closed else self.solver.init(shape[: len(shape) - self.ndim], 0)
 
-    def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> Steepest:
+    def steepest(self, point: Floats, grad: Floats, dual: Any = ()) -> solvers.Steepest:
         unit = to_unit_norm(point, self.ndim)
         if not self.norm.is_euclidean:
-            dual, at = self._dual(dual, grad.shape), Normal.line(unit, self.ndim)
+            dual, at = self._dual(dual, grad.shape), solvers.Normal.line(unit, self.ndim)
             return self.solver.solve(self.norm, at, grad, dual)
-        direction, gap, residual = euclidean_direction(
+        direction, gap, residual = solvers.euclidean_direction(
             grad, lambda v: without(unit, v, self.ndim), self.ndim
         )
         size = scale_of(self.norm.scale, self._point_shape(grad))
-        return Steepest(size * direction, (), residual, gap)
+        return solvers.Steepest(size * direction, (), residual, gap)
 
     def retract(self, point: Floats, vector: Floats) -> Floats:
         radius = self._radius(point)
@@ -178,14 +166,14 @@ class EmbeddingRows(Manifold):
     scale: float | ScaleRule = RootDim()
     retraction: Retraction = Normalize()
     step_norm: Norm | None = None
-    solver: BarzilaiBorwein | DouglasRachford = DouglasRachford()
+    solver: solvers.BarzilaiBorwein | solvers.DouglasRachford = solvers.DouglasRachford()
     ndim: ClassVar[int] = 2
 
     def __post_init__(self):
         check_scale("EmbeddingRows.scale", self.scale)
-        check_retraction(self, "unit vectors")
-        check_kind(self, "solver", BarzilaiBorwein, DouglasRachford)
-        check_step_norm(self, Norm)
+        arguments.check_retraction(self, "unit vectors")
+        arguments.check_kind(self, "solver", solvers.BarzilaiBorwein, solvers.DouglasRachford)
+        arguments.check_step_norm(self, Norm)
         require_projection(self, self.solver)
 
     @property
@@ -208,7 +196,7 @@ class EmbeddingRows(Manifold):
         # A single step per gradient needs a smooth duality map.
         smooth = isinstance(norm, Spectral) and norm.method in _SMOOTH
         few = dataclasses.replace(self.solver, steps=min(self.solver.steps, 4))
-        return with_fast_norm(self, solver=BarzilaiBorwein(steps=1) if smooth else few)
+        return with_fast_norm(self, solver=solvers.BarzilaiBorwein(steps=1) if smooth else few)
 
     def project(self, point: Matrices) -> Matrices:
         return self._row.project(point)
@@ -224,19 +212,23 @@ class EmbeddingRows(Manifold):
         """Return whether the direction has a closed form."""
         return isinstance(self.norm, MaxRowNorm) or self.norm.is_euclidean
 
-    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
+    def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> solvers.Steepest:
         unit, norm = to_unit_norm(point, 1), self.norm
         if isinstance(norm, MaxRowNorm):
             return self._by_row(norm, unit, grad)
         if norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 2)
+            direction, gap, residual = solvers.euclidean_direction(
+                grad, lambda v: without(unit, v, 1), 2
+            )
             direction = scale_of(norm.scale, grad.shape[-2:]) * direction
-            return Steepest(direction, (), residual, gap)
-        radial = Normal.line(unit, 1)  # a line per row
+            return solvers.Steepest(direction, (), residual, gap)
+        radial = solvers.Normal.line(unit, 1)  # a line per row
         return self.solver.solve(norm, radial, grad, self._dual(dual, grad.shape))
 
-    def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> Steepest:
-        direction, gaps, residual = euclidean_direction(grad, lambda v: without(unit, v, 1), 1)
+    def _by_row(self, norm: MaxRowNorm, unit: Matrices, grad: Matrices) -> solvers.Steepest:
+        direction, gaps, residual = solvers.euclidean_direction(
+            grad, lambda v: without(unit, v, 1), 1
+        )
         scaled, _ = scale_to_unit_exponent(grad, 2)  # a common scale, to compare rows
         gains = arrays.frobenius_norm(without(unit, scaled, 1), 1)
         direction = jnp.where(arrays.expand_trailing(norm.stale(gains), 1), 0, direction)
@@ -248,7 +240,7 @@ class EmbeddingRows(Manifold):
         gap = jnp.where(jnp.all(direction == 0, axis=(-2, -1)), 1, gap)
         gap = jnp.where(jnp.all(scaled == 0, axis=(-2, -1)), 0, gap)
         direction = scale_of(norm.scale, grad.shape[-1:]) * direction
-        return Steepest(direction, (), arrays.largest(residual, -1), gap)
+        return solvers.Steepest(direction, (), arrays.largest(residual, -1), gap)
 
     def retract(self, point: Matrices, vector: Matrices) -> Matrices:
         return self._row.retract(point, vector)

@@ -10,12 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PRNGKeyArray
 
-from manifoldmuon._internal.arguments import (
-    check_axes,
-    check_kind,
-    check_retraction,
-    check_step_norm,
-)
+from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Tall
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
@@ -52,8 +47,8 @@ class _Orthonormal(ScaledMatrices):
 
     def __post_init__(self):
         check_scale(f"{type(self).__name__}.scale", self.scale)
-        check_retraction(self, "orthonormal matrices")
-        check_step_norm(self, Spectral, Frobenius)
+        arguments.check_retraction(self, "orthonormal matrices")
+        arguments.check_step_norm(self, Spectral, Frobenius)
 
     def project(self, point: Matrices) -> Matrices:
         """Return the orthogonal polar factor.
@@ -166,7 +161,7 @@ class Stiefel(_Orthonormal):
 
     def __post_init__(self):
         super().__post_init__()
-        check_kind(self, "solver", StiefelSolver)
+        arguments.check_kind(self, "solver", StiefelSolver)
         if isinstance(self.norm, Spectral) and self.norm.method is not None:
             name = type(self).__name__
             raise ValueError(
@@ -211,7 +206,7 @@ class Orthogonal(Stiefel):
     """
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
+        arguments.check_axes(self, shape)
         if shape[-2] != shape[-1]:
             raise ValueError(
                 f"Orthogonal takes square matrices in the trailing two axes; got the shape "
@@ -242,7 +237,7 @@ class Grassmann(_Orthonormal):
     step_norm: Spectral | Frobenius | None = None
 
     def check_shape(self, shape: tuple[int, ...]) -> None:
-        check_axes(self, shape)
+        arguments.check_axes(self, shape)
         if shape[-2] == shape[-1]:
             raise ValueError(
                 f"Grassmann takes rectangular matrices; got the square shape {tuple(shape)}, which "

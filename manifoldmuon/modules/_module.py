@@ -17,16 +17,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from manifoldmuon._internal.arguments import check_fields, check_number
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.text import Node, Printed, tree
-from manifoldmuon.modules._budgets import (
-    LINEAR,
-    Sharpness,
-    WeightSpec,
-    plan_copies,
-    plan_in_sequence,
-    plan_side_by_side,
-    sharpness_in_sequence,
-    sharpness_side_by_side,
-)
+from manifoldmuon.modules import _budgets
 
 _MODULE_COLUMNS = ("module", "mass", "sensitivity", "sharpness", "part of the mass", "budget")
 
@@ -88,7 +79,7 @@ class Module(Printed, abc.ABC):
 
     @property
     @abc.abstractmethod
-    def sharpness(self) -> Sharpness:
+    def sharpness(self) -> _budgets.Sharpness:
         """Bounds on the second derivatives."""
 
     @property
@@ -164,7 +155,7 @@ class Module(Printed, abc.ABC):
 
     def geometry(self) -> Any:
         """Return the manifold of every weight, in the structure of the parameters."""
-        return self.map_weights(WeightSpec.entry)
+        return self.map_weights(_budgets.WeightSpec.entry)
 
     def budgets(self) -> Any:
         """Return the budget of every weight, in the structure of the parameters.
@@ -178,7 +169,7 @@ class Module(Printed, abc.ABC):
           have different budgets: a NumPy array with a number for each copy, then axes of length 1,
           which broadcasts against the weight.
         """
-        return self.map_weights(WeightSpec.plain_budget)
+        return self.map_weights(_budgets.WeightSpec.plain_budget)
 
     def masses(self) -> Any:
         """Return the mass of every weight, summed over copies; the total is the module's mass."""
@@ -193,7 +184,7 @@ class Module(Printed, abc.ABC):
         Raises:
           ValueError: the tree has another structure.
         """
-        norms = jax.tree.leaves(self.map_weights(WeightSpec.relative_norm, weights))
+        norms = jax.tree.leaves(self.map_weights(_budgets.WeightSpec.relative_norm, weights))
         return jnp.max(jnp.stack([jnp.zeros(()), *norms]))
 
     def tare(self, absolute: float = 1.0) -> Any:
@@ -274,7 +265,7 @@ def _module_row(module: Module, plan: Any, whole: float) -> Node:
     return (*row, "", ""), [_module_row(child, inner, whole) for child, inner in pairs]
 
 
-def _learning(module: Module, leaves: list[WeightSpec], whole: float) -> tuple[str, str]:
+def _learning(module: Module, leaves: list[_budgets.WeightSpec], whole: float) -> tuple[str, str]:
     if not leaves:
         return ("tied" if module.mass else "", "")
     if not (mass := sum(leaf.mass for leaf in leaves)):
@@ -350,8 +341,10 @@ class Compose(_Several):
         return float(np.prod([child.sensitivity for child in self.parts]))
 
     @property
-    def sharpness(self) -> Sharpness:
-        return sharpness_in_sequence((p.mass, p.sensitivity, p.sharpness) for p in self.parts)
+    def sharpness(self) -> _budgets.Sharpness:
+        return _budgets.sharpness_in_sequence(
+            (p.mass, p.sensitivity, p.sharpness) for p in self.parts
+        )
 
     def apply(self, params: Any, x: Any) -> Any:
         for child, weights in zip(self.parts, params, strict=True):
@@ -359,7 +352,7 @@ class Compose(_Several):
         return x
 
     def plan(self, budget: np.ndarray) -> tuple[Any, ...]:
-        return plan_in_sequence(self.parts, budget)
+        return _budgets.plan_in_sequence(self.parts, budget)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -381,15 +374,15 @@ class Concatenate(_Several):
         return float(sum(child.sensitivity for child in self.parts))
 
     @property
-    def sharpness(self) -> Sharpness:
-        return sharpness_side_by_side(self.parts)
+    def sharpness(self) -> _budgets.Sharpness:
+        return _budgets.sharpness_side_by_side(self.parts)
 
     def apply(self, params: Any, x: Any) -> tuple[Any, ...]:
         pairs = zip(self.parts, params, strict=True)
         return tuple(child.apply(weights, x) for child, weights in pairs)
 
     def plan(self, budget: np.ndarray) -> tuple[Any, ...]:
-        return plan_side_by_side(self.parts, budget)
+        return _budgets.plan_side_by_side(self.parts, budget)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -423,9 +416,9 @@ class Stack(Module):
         return float(self.module.sensitivity**self.copies)
 
     @property
-    def sharpness(self) -> Sharpness:
+    def sharpness(self) -> _budgets.Sharpness:
         one = self.module.mass, self.module.sensitivity, self.module.sharpness
-        return sharpness_in_sequence([one] * self.copies)
+        return _budgets.sharpness_in_sequence([one] * self.copies)
 
     @property
     def parts(self) -> tuple[Module, ...]:
@@ -445,7 +438,7 @@ class Stack(Module):
         return jax.lax.scan(step, x, params, length=self.copies, unroll=unroll)[0]
 
     def plan(self, budget: np.ndarray) -> Any:
-        return plan_copies(self.module, self.copies, budget)
+        return _budgets.plan_copies(self.module, self.copies, budget)
 
     def map_atoms(self, function: Any) -> "Stack":
         return Stack(self.module.map_atoms(function), self.copies)
@@ -476,8 +469,8 @@ class Bond(Module):
         """Return the output."""
 
     @property
-    def sharpness(self) -> Sharpness:
-        return LINEAR._replace(gamma=self.gamma)
+    def sharpness(self) -> _budgets.Sharpness:
+        return _budgets.LINEAR._replace(gamma=self.gamma)
 
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> tuple[()]:
         return ()

@@ -3,27 +3,14 @@
 from __future__ import annotations
 
 from manifoldmuon._internal.arguments import check_number
+from manifoldmuon.modules import _attention, _bonds
 from manifoldmuon.modules._atoms import Conv2D, Embed, Linear
-from manifoldmuon.modules._attention import (
-    FunctionalAttention,
-    MergeHeads,
-    Positions,
-    RoPE,
-    SplitHeads,
-)
-from manifoldmuon.modules._bonds import (
-    GELU,
-    Abs,
-    AveragePool,
-    Flatten,
-    MeanSubtract,
-    ReLU,
-    RMSDivide,
-)
 from manifoldmuon.modules._module import Identity, Module
 
 
-def mlp(outputs: int, inputs: int, width: int, depth: int, activation: Module = ReLU()) -> Module:
+def mlp(
+    outputs: int, inputs: int, width: int, depth: int, activation: Module = _bonds.ReLU()
+) -> Module:
     """Return `depth` linear layers with activations between them.
 
     Args:
@@ -89,7 +76,7 @@ def res_mlp(
 
 
 def _residual_body(atom: Module, blocks: int, block_depth: int, mass: float) -> Module:
-    layer = MeanSubtract() @ Abs() @ atom @ RMSDivide()
+    layer = _bonds.MeanSubtract() @ _bonds.Abs() @ atom @ _bonds.RMSDivide()
     return residual(layer**block_depth, blocks).tare(absolute=mass)
 
 
@@ -123,7 +110,7 @@ def res_cnn(
       22.0
     """
     body = _residual_body(Conv2D(width, width, kernel), blocks, block_depth, mass)
-    head = Linear(outputs, pool * pool * width) @ Flatten(3) @ AveragePool(pool, pool)
+    head = Linear(outputs, pool * pool * width) @ _bonds.Flatten(3) @ _bonds.AveragePool(pool, pool)
     return head @ body @ Conv2D(width, channels, kernel)
 
 
@@ -145,10 +132,10 @@ def attention(width: int, heads: int, *, causal: bool = True, rope: bool = False
     """
     check_number("attention(heads)", heads, within="[1, inf)", whole=True)
     inner = width // heads * heads
-    value = SplitHeads(heads) @ Linear(inner, width)
-    query = RoPE() @ value if rope else value
-    attend = FunctionalAttention(causal) / 3
-    return Linear(width, inner) @ MergeHeads() @ attend @ (query, query, value)
+    value = _attention.SplitHeads(heads) @ Linear(inner, width)
+    query = _attention.RoPE() @ value if rope else value
+    attend = _attention.FunctionalAttention(causal) / 3
+    return Linear(width, inner) @ _attention.MergeHeads() @ attend @ (query, query, value)
 
 
 def gpt(
@@ -183,14 +170,14 @@ def gpt(
       7.0
     """
     check_number("gpt(blocks)", blocks, within="[1, inf)", whole=True)
-    norm = RMSDivide() @ MeanSubtract() if layer_norm else Identity()
+    norm = _bonds.RMSDivide() @ _bonds.MeanSubtract() if layer_norm else Identity()
     attend = attention(width, heads, rope=context is None) @ norm
-    nonlinear = GELU(GELU.LIPSCHITZ) / GELU.LIPSCHITZ
+    nonlinear = _bonds.GELU(_bonds.GELU.LIPSCHITZ) / _bonds.GELU.LIPSCHITZ
     feed_forward = Linear(width, 4 * width) @ nonlinear @ Linear(4 * width, width) @ norm
     step = 1 / (2 * blocks)
     body = ((_residual(feed_forward, step) @ _residual(attend, step)) ** blocks).tare(absolute=mass)
     embedding = Embed(width, vocabulary)
     if context is not None:
-        positions = Embed(width, context) @ Positions()
+        positions = Embed(width, context) @ _attention.Positions()
         embedding = (0.5 * embedding + 0.5 * positions).tare()
     return Linear(vocabulary, width) @ norm @ body @ embedding

@@ -10,16 +10,7 @@ import jax
 import optax
 from jax.typing import ArrayLike, DTypeLike
 
-from manifoldmuon._internal.arguments import (
-    ClipNorm,
-    Decay,
-    Epsilon,
-    Momentum,
-    Rate,
-    WeightDecay,
-    checked,
-    number,
-)
+from manifoldmuon._internal import arguments
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -28,6 +19,7 @@ from manifoldmuon._internal.trees.transformations import (
 from manifoldmuon.linalg import TRAINING_MSIGN, MsignMethod
 from manifoldmuon.manifolds import Euclidean, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, Spectral
+from manifoldmuon.optim import rules
 from manifoldmuon.optim._budget import Budgets
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._descend import descend
@@ -37,15 +29,6 @@ from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import make_plan, plan_updates
-from manifoldmuon.optim.rules import (
-    Given,
-    RuleResult,
-    direction,
-    on_sphere,
-    over_norm,
-    over_scaled_norm,
-    unit,
-)
 
 
 def decay_transformations(
@@ -60,17 +43,17 @@ def decay_transformations(
     return [] if weight_decay is None else [optax.add_decayed_weights(weight_decay, mask=mask)]
 
 
-@checked
+@arguments.checked
 def manifold_muon(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     geometry: Geometry,
-    momentum: Momentum = 0.95,
+    momentum: arguments.Momentum = 0.95,
     *,
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
-    clip: ClipNorm = None,
+    clip: arguments.ClipNorm = None,
     rest: optax.GradientTransformation | None = None,
-    weight_decay: WeightDecay = None,
+    weight_decay: arguments.WeightDecay = None,
     budgets: Budgets | None = None,
     track_gap: bool = True,
 ) -> optax.GradientTransformationExtraArgs:
@@ -144,18 +127,18 @@ def manifold_muon(
     return gradient_transformation(update_fn, whole.init, whole.init, type(whole))
 
 
-@checked
+@arguments.checked
 def muon(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     geometry: Geometry,
-    momentum: Momentum = 0.95,
+    momentum: arguments.Momentum = 0.95,
     *,
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
-    clip: ClipNorm = None,
+    clip: arguments.ClipNorm = None,
     rest: optax.GradientTransformation | None = None,
-    weight_decay: WeightDecay = None,
+    weight_decay: arguments.WeightDecay = None,
     budgets: Budgets | None = None,
     track_gap: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
@@ -230,19 +213,19 @@ def muon(
     return gradient_transformation(descent.update, init_fn, descent.init, type(descent))
 
 
-@checked
+@arguments.checked
 def muonh(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     geometry: Geometry,
-    momentum: Decay = 0.9,
+    momentum: arguments.Decay = 0.9,
     *,
     method: Annotated[MsignMethod, MsignMethod.check] | None = TRAINING_MSIGN,
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
-    clip: ClipNorm = None,
+    clip: arguments.ClipNorm = None,
     rest: optax.GradientTransformation | None = None,
     radius: Radius = None,
-    radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
+    radial: Annotated[ArrayLike, arguments.number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """MuonH: Muon's directions for matrices that keep their initial norm.
@@ -287,34 +270,36 @@ def muonh(
       2.00 1.30 0.80 0.48
     """
     norm = Spectral() if method is None else Spectral(method)
-    flat = map_geometry(lambda x: Euclidean(norm) if on_sphere(x) else x, geometry)
+    flat = map_geometry(lambda x: Euclidean(norm) if rules.on_sphere(x) else x, geometry)
     steepest: Any = scale_by_steepest(flat, track_gap=False)
     # Directions are computed in the visit below: a closed form has nothing to carry.
     unchanged = steepest._replace(update=lambda updates, state, params=None: (updates, state))
     base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
 
-    def msign(manifold: Manifold, point: jax.Array, update: jax.Array, given: Given) -> RuleResult:
-        own = Euclidean(norm) if on_sphere(manifold) else manifold
-        return direction(own, point, update, {"dual": ()})[0], {}
+    def msign(
+        manifold: Manifold, point: jax.Array, update: jax.Array, given: rules.Given
+    ) -> rules.RuleResult:
+        own = Euclidean(norm) if rules.on_sphere(manifold) else manifold
+        return rules.direction(own, point, update, {"dual": ()})[0], {}
 
     # A direction that is not zero has norm 1 or more.
-    second = functools.partial(unit, radial=radial, over=over_norm)
+    second = functools.partial(rules.unit, radial=radial, over=rules.over_norm)
     ball = norm_keeping("muonh", base, msign, second, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 
 
-@checked
+@arguments.checked
 def adamh(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     geometry: Geometry,
-    b1: Decay = 0.9,
-    b2: Decay = 0.999,
-    eps: Epsilon = 1e-8,
+    b1: arguments.Decay = 0.9,
+    b2: arguments.Decay = 0.999,
+    eps: arguments.Epsilon = 1e-8,
     *,
-    clip: ClipNorm = None,
+    clip: arguments.ClipNorm = None,
     rest: optax.GradientTransformation | None = None,
     radius: Radius = None,
-    radial: Annotated[ArrayLike, number("[0, 1]")] = 1.0,
+    radial: Annotated[ArrayLike, arguments.number("[0, 1]")] = 1.0,
     budgets: Budgets | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """AdamH: Adam's directions for weights that keep their initial norm.
@@ -350,7 +335,7 @@ def adamh(
     """
     base = optax.scale_by_adam(b1, b2, eps)
     # Unlike gradients, Adam's updates have no denormal numbers worth their compile time.
-    move = functools.partial(unit, radial=radial, over=over_scaled_norm)
+    move = functools.partial(rules.unit, radial=radial, over=rules.over_scaled_norm)
     ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)
     return _with_rest([ball], geometry, rest, clip)
 

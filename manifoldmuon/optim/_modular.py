@@ -7,15 +7,7 @@ from typing import Annotated, Protocol, runtime_checkable
 import optax
 from jax.typing import DTypeLike
 
-from manifoldmuon._internal.arguments import (
-    ClipNorm,
-    Momentum,
-    Rate,
-    WeightDecay,
-    checked,
-    one_of,
-    shown,
-)
+from manifoldmuon._internal import arguments
 from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._aliases import decay_transformations, manifold_muon
 from manifoldmuon.optim._budget import Budgets
@@ -44,19 +36,19 @@ class Architecture(Protocol):
 
 def _check_architecture(name: str, value: object) -> None:
     if isinstance(value, type) or not isinstance(value, Architecture):
-        raise TypeError(f"{name} must have geometry() and budgets(); got {shown(value)}")
+        raise TypeError(f"{name} must have geometry() and budgets(); got {arguments.shown(value)}")
 
 
-@checked
+@arguments.checked
 def modular(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     architecture: Annotated[Architecture, _check_architecture],
-    momentum: Momentum = 0.95,
+    momentum: arguments.Momentum = 0.95,
     *,
     nesterov: bool = True,
     accumulator_dtype: DTypeLike | None = "float32",
-    clip: ClipNorm = None,
-    weight_decay: WeightDecay = None,
+    clip: arguments.ClipNorm = None,
+    weight_decay: arguments.WeightDecay = None,
 ) -> optax.GradientTransformationExtraArgs:
     r"""Steepest descent in the modular norm of an architecture (arXiv:2405.14813).
 
@@ -104,14 +96,14 @@ def modular(
     )
 
 
-@checked
+@arguments.checked
 def normed(
-    learning_rate: Rate,
+    learning_rate: arguments.Rate,
     base: optax.GradientTransformation,
     architecture: Annotated[Architecture, _check_architecture],
     *,
-    weight_decay: WeightDecay = None,
-    iterations: Annotated[PowerIterations, one_of(PowerIterations)] = PowerIterations(),
+    weight_decay: arguments.WeightDecay = None,
+    iterations: Annotated[PowerIterations, arguments.one_of(PowerIterations)] = PowerIterations(),
 ) -> optax.GradientTransformationExtraArgs:
     r"""Any optimizer in the modular norm of an architecture: normed Adam, normed SGD.
 

@@ -12,14 +12,10 @@ import numpy as np
 import optax
 from jax.core import Tracer
 
+from manifoldmuon import manifolds
+from manifoldmuon._internal import first_values
 from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.compiling import compiler_options
-from manifoldmuon._internal.first_values import (
-    check_values,
-    is_traced,
-    unchecked_values,
-    values_are_checked,
-)
 from manifoldmuon._internal.matrices.arrays import (
     Squares,
     expand_trailing,
@@ -40,21 +36,12 @@ from manifoldmuon._internal.trees.transformations import (
     difference,
     gradient_transformation,
 )
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Entry,
-    Manifold,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
 from manifoldmuon.optim._trees import ADAPTERS, nearest_points
 
-Start = tuple[str, Entry, Any]
+Start = tuple[str, manifolds.Entry, Any]
 _FAR = 0.1
 _FEW = 2**18  # numbers that NumPy measures faster than XLA compiles
 _LARGEST_SIDE = 1024  # larger eigenvalue decompositions take seconds
@@ -109,7 +96,7 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
         leaves = jax.tree.leaves(params)
         known = leaves and not any(isinstance(x, jax.ShapeDtypeStruct) for x in leaves)
         points = nearest_points(geometry, params) if known else params
-        with unchecked_values():
+        with first_values.unchecked_values():
             return StartOnState(jnp.zeros((), jnp.int32), inner.init(points))
 
     def update_fn(updates, state, params=None, **extra_args):
@@ -168,7 +155,7 @@ def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
     """
 
     def init_fn(params: Any) -> Any:
-        with unchecked_values():
+        with first_values.unchecked_values():
             return tx.init(params)
 
     kind = Terminal if isinstance(tx, Terminal) else Transformation
@@ -183,10 +170,10 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
     processes, and matrices with a shorter side above 1024 that need a decomposition. Rows of
     `EmbeddingRows` that are exactly zero (padding) do not count.
     """
-    if not values_are_checked():
+    if not first_values.values_are_checked():
         return
     plan = make_plan(geometry, params)
-    leaves, inside_jit = plan.leaves(params), is_traced()
+    leaves, inside_jit = plan.leaves(params), first_values.is_traced()
     kinds: dict[Any, list[Start]] = {}  # compile once for all arrays on the same devices
     distances: dict[str, float] = {}
     traced: list[Start] = []
@@ -205,7 +192,10 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
             continue
         else:
             known.append(start)
-            if jnp.size(leaf) <= _FEW and type(weight.manifold).distance is Stiefel.distance:
+            if (
+                jnp.size(leaf) <= _FEW
+                and type(weight.manifold).distance is manifolds.Stiefel.distance
+            ):
                 matrices = weight.inward(np.asarray(start[2]))
                 distances[weight.path] = _numpy_distance(weight.manifold, matrices)
             else:
@@ -225,7 +215,7 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
         _, sizes = map_leaves(_estimate, list(entries), arrays, arrays, divide=True)
         values = [largest(sizes[str(i)]) for i in range(len(traced))]
         zero = [jnp.logical_not(jnp.any(x)) for x in arrays]
-        check_values(functools.partial(_raise_if_far, list(paths)), values + zero)
+        first_values.check_values(functools.partial(_raise_if_far, list(paths)), values + zero)
 
 
 def _raise_if_far(paths: list[str], *numbers: Any) -> None:
@@ -264,7 +254,7 @@ def _numpy_distance(manifold: Any, matrices: Any) -> float:
 def _compiled_distances(**options: Any) -> Any:
     """Return a compiled function: the largest distance of each array from its manifold."""
 
-    def measure(entries: tuple[Entry, ...], arrays: list[Any]) -> list[jax.Array]:
+    def measure(entries: tuple[manifolds.Entry, ...], arrays: list[Any]) -> list[jax.Array]:
         _, distances = map_leaves(_start_distance, list(entries), arrays, arrays)
         return [largest(distances[str(i)]) for i in range(len(arrays))]
 
@@ -272,12 +262,14 @@ def _compiled_distances(**options: Any) -> Any:
 
 
 def _is_small(weight: Weight, leaf: Any) -> bool:
-    by_row = weight.manifold.ndim < 2 or isinstance(weight.manifold, EmbeddingRows)
+    by_row = weight.manifold.ndim < 2 or isinstance(weight.manifold, manifolds.EmbeddingRows)
     return by_row or min(weight.shape(leaf)[-2:]) <= _LARGEST_SIDE
 
 
-def _start_distance(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
-    if isinstance(manifold, EmbeddingRows):
+def _start_distance(
+    manifold: manifolds.Manifold, point: jax.Array, _: Any
+) -> tuple[None, jax.Array]:
+    if isinstance(manifold, manifolds.EmbeddingRows):
         length = point.shape[-1]
         entry = scale_of(manifold.scale, (length,)) / math.sqrt(length)
         padding = jnp.all(point == 0, axis=-1, keepdims=True)
@@ -285,7 +277,7 @@ def _start_distance(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None,
     return None, manifold.distance(upcast(point)).astype(jnp.float32)
 
 
-def _estimate(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
+def _estimate(manifold: manifolds.Manifold, point: jax.Array, _: Any) -> tuple[None, jax.Array]:
     """Return the distance within 1 %, from products alone if singular values decide it.
 
     Inside a user's program: decompositions of every kind of leaf would take seconds to compile.
@@ -300,18 +292,18 @@ def _estimate(manifold: Manifold, point: jax.Array, _: Any) -> tuple[None, jax.A
     size, sign = _extreme_eigenvalue(excess)
     above, below = jnp.sqrt(middle + size) - high, low - jnp.sqrt(jnp.maximum(middle - size, 0))
     distance = jnp.where(sign < 0, below, above)
-    if isinstance(manifold, SpectralSphere):
+    if isinstance(manifold, manifolds.SpectralSphere):
         distance = jnp.abs(distance)
     return None, jnp.maximum(distance, 0).astype(jnp.float32)
 
 
 def _edges(manifold: Any) -> tuple[float, float, float] | None:
     """Return the middle of the allowed squares of singular values, and the values' limits."""
-    if isinstance(manifold, SpectralBall | SpectralBand):
+    if isinstance(manifold, manifolds.SpectralBall | manifolds.SpectralBand):
         return (manifold.low**2 + manifold.high**2) / 2, manifold.low, manifold.high
-    if isinstance(manifold, SpectralSphere):
+    if isinstance(manifold, manifolds.SpectralSphere):
         return 0.0, 0.0, 1.0
-    return (1.0, 1.0, 1.0) if type(manifold).distance is Stiefel.distance else None
+    return (1.0, 1.0, 1.0) if type(manifold).distance is manifolds.Stiefel.distance else None
 
 
 def _extreme_eigenvalue(matrix: Squares) -> tuple[jax.Array, jax.Array]:

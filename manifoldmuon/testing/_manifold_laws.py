@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.manifolds import Manifold
+from manifoldmuon.testing import _direction_laws
 from manifoldmuon.testing._assertions import (
     agree,
     at_most,
@@ -27,13 +28,6 @@ from manifoldmuon.testing._checked_manifold import (
     ask_manifold,
     jitted,
     max_size,
-)
-from manifoldmuon.testing._direction_laws import (
-    check_nearly_normal,
-    check_scale_invariance,
-    check_stays_near,
-    check_steepest,
-    check_warm,
 )
 from manifoldmuon.testing._meshes import check_inside_shard_map
 
@@ -259,7 +253,7 @@ def _check_tangent_space(case: CheckedManifold) -> None:
         case.inner(first, case.other),
         case.inner(case.vector, second),
     )
-    check_stays_near("tangent", case, first)
+    _direction_laws.check_stays_near("tangent", case, first)
 
 
 def _check_zero(case: CheckedManifold) -> None:
@@ -385,9 +379,9 @@ MANIFOLD_LAWS = (
     (2, _check_random_points),
     (3, _check_tangent_space),
     (3, _check_boundary),
-    (4, check_steepest),
-    (4, check_scale_invariance),
-    (4, check_nearly_normal),
+    (4, _direction_laws.check_steepest),
+    (4, _direction_laws.check_scale_invariance),
+    (4, _direction_laws.check_nearly_normal),
     (5, _check_zero),
     (6, _check_retraction),
     (7, _check_copies),
@@ -396,7 +390,7 @@ MANIFOLD_LAWS = (
 SLOW_MANIFOLD_LAWS = (
     (1, _check_short_dtype),
     (2, _check_fast),
-    (4, check_warm),
+    (4, _direction_laws.check_warm),
     (7, _check_vmap),
     (7, _check_eager),
     (7, _check_shard_map),

@@ -1,17 +1,6 @@
 """Network of the constrained run: a GPT that becomes sharp without growing its weights."""
 
-from manifoldmuon.modules import (
-    GELU,
-    Embed,
-    FunctionalAttention,
-    Identity,
-    Linear,
-    MergeHeads,
-    Module,
-    RMSDivide,
-    RoPE,
-    SplitHeads,
-)
+from manifoldmuon import modules
 
 
 def bounded_gpt(
@@ -23,7 +12,7 @@ def bounded_gpt(
     attention_scale: float,
     final_scale: float,
     part: float,
-) -> Module:
+) -> modules.Module:
     """Return a GPT with rotary positions, of the size of `modules.gpt`, for weights of norm 1.
 
     In `modules.gpt` the matrices grow to four (head) to twenty (queries and keys) times their
@@ -42,16 +31,23 @@ def bounded_gpt(
       final_scale: factor of the logits.
       part: share of a block in its output; the rest is its input.
     """
-    turn = RoPE() @ SplitHeads(heads)
-    query = attention_scale * (turn @ Linear(width, width))
-    key = turn @ Linear(width, width)
-    value = SplitHeads(heads) @ Linear(width, width)
-    attention = Linear(width, width) @ MergeHeads() @ FunctionalAttention() @ (query, key, value)
-    feed_forward = Linear(width, 4 * width) @ GELU() @ Linear(4 * width, width)
+    turn = modules.RoPE() @ modules.SplitHeads(heads)
+    query = attention_scale * (turn @ modules.Linear(width, width))
+    key = turn @ modules.Linear(width, width)
+    value = modules.SplitHeads(heads) @ modules.Linear(width, width)
+    attention = (
+        modules.Linear(width, width)
+        @ modules.MergeHeads()
+        @ modules.FunctionalAttention()
+        @ (query, key, value)
+    )
+    feed_forward = (
+        modules.Linear(width, 4 * width) @ modules.GELU() @ modules.Linear(4 * width, width)
+    )
     attention_block, feed_forward_block = (
-        (1 - part) * Identity() + part * (function @ RMSDivide())
+        (1 - part) * modules.Identity() + part * (function @ modules.RMSDivide())
         for function in (attention, feed_forward)
     )
     body = (feed_forward_block @ attention_block) ** blocks
-    head = final_scale * Linear(vocabulary, width) @ RMSDivide()
-    return head @ body @ Embed(width, vocabulary)
+    head = final_scale * modules.Linear(vocabulary, width) @ modules.RMSDivide()
+    return head @ body @ modules.Embed(width, vocabulary)

@@ -9,16 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Array, Float, Int, Int32
 
-from studies.datasets import (
-    Dataset,
-    batches,
-    load_cifar10,
-    load_digits,
-    load_mnist,
-    load_text,
-    standardise,
-    windows,
-)
+from studies import datasets
 
 IMAGES = ("digits", "mnist", "cifar10")
 HELD_OUT_WINDOWS = 128
@@ -62,7 +53,7 @@ class Task(abc.ABC):
 
     def order(self, steps: int, seed: int) -> Int32[np.ndarray, "steps b"]:
         """Return the examples of every step, from successive random permutations."""
-        return batches(seed, self.places, steps, self.batch)
+        return datasets.batches(seed, self.places, steps, self.batch)
 
     @property
     @abc.abstractmethod
@@ -120,10 +111,10 @@ class Characters(Task):
     context: int = 32
 
     def parts(self) -> Parts:
-        text = load_text(self.name, self.folder)
+        text = datasets.load_text(self.name, self.folder)
         rest = text.validation
         starts = np.linspace(0, len(rest) - self.context - 1, HELD_OUT_WINDOWS).astype(np.int32)
-        return Parts(text.train, windows(rest, starts, self.context))
+        return Parts(text.train, datasets.windows(rest, starts, self.context))
 
     @property
     def places(self) -> int:
@@ -132,11 +123,11 @@ class Characters(Task):
     def batch_of(
         self, train: Any, chosen: Int[Array, " b"]
     ) -> tuple[Int[Array, "b t"], Int[Array, "b t"]]:
-        return windows(train, chosen, self.context)
+        return datasets.windows(train, chosen, self.context)
 
     @property
     def inputs(self) -> int:
-        return len(load_text(self.name, self.folder).characters)
+        return len(datasets.load_text(self.name, self.folder).characters)
 
     @property
     def classes(self) -> int:
@@ -145,11 +136,11 @@ class Characters(Task):
 
 @functools.lru_cache(maxsize=2)
 def _pictures(name: str, folder: Path | None) -> Parts:
-    data = standardise(_dataset(name, folder))
+    data = datasets.standardise(_dataset(name, folder))
     return Parts((data.train_x, data.train_y), (data.test_x, data.test_y))
 
 
-def _dataset(name: str, folder: Path | None) -> Dataset:
+def _dataset(name: str, folder: Path | None) -> datasets.Dataset:
     if name == "digits":
-        return load_digits()
-    return (load_mnist if name == "mnist" else load_cifar10)(folder)
+        return datasets.load_digits()
+    return (datasets.load_mnist if name == "mnist" else datasets.load_cifar10)(folder)

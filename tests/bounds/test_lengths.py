@@ -7,15 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import contrib
 from manifoldmuon.bounds import L2, RMS, LInf, NormBound, bound
 from manifoldmuon.bounds._norm_bounds import factor_between
-from manifoldmuon.contrib import (
-    LocallyConnected,
-    Shift,
-    SpaceToDepth,
-    TwoTap,
-    orthogonal_conv2d,
-)
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.modules import (
     GELU,
@@ -54,18 +48,18 @@ MODULES = {
     "Linear": (FREE, VECTOR, 1),
     "Linear of tokens": (FREE, TOKENS, 1),
     "Linear of images": (FREE, IMAGE, 1),
-    "LocallyConnected": (LocallyConnected((4, 4), 5, 6), IMAGE, 1),
-    "LocallyConnected of rows": (LocallyConnected((4,), 7, 6), IMAGE, 1),
+    "LocallyConnected": (contrib.LocallyConnected((4, 4), 5, 6), IMAGE, 1),
+    "LocallyConnected of rows": (contrib.LocallyConnected((4,), 7, 6), IMAGE, 1),
     "Conv2D": (Conv2D(2, 6, 3), IMAGE, 0.3),
     "Conv2D with stride": (Conv2D(2, 6, 2, stride=2, padding=0), IMAGE, 0.3),
     "Bias": (Bias(6), TOKENS, 1),
-    "TwoTap": (TwoTap(6, 2), TOKENS, 0.5),
-    "TwoTap of rows": (TwoTap(6, 2, axis=-3), IMAGE, 0.5),
-    "orthogonal convolution": (orthogonal_conv2d(6, 2), IMAGE, 0.1),
+    "TwoTap": (contrib.TwoTap(6, 2), TOKENS, 0.5),
+    "TwoTap of rows": (contrib.TwoTap(6, 2, axis=-3), IMAGE, 0.5),
+    "orthogonal convolution": (contrib.orthogonal_conv2d(6, 2), IMAGE, 0.1),
     "GroupSort": (GroupSort(3), TOKENS, 1),
-    "SpaceToDepth": (SpaceToDepth(2), IMAGE, 1),
+    "SpaceToDepth": (contrib.SpaceToDepth(2), IMAGE, 1),
     "AveragePool": (AveragePool(2, 2), IMAGE, 0.49),
-    "Shift": (Shift(), IMAGE, 1),
+    "Shift": (contrib.Shift(), IMAGE, 1),
     "Flatten": (Flatten(3), IMAGE, 1),
     "Flatten of some": (Flatten(2), IMAGE, 1),
     "MeanSubtract": (MeanSubtract(), IMAGE, 1),
@@ -127,12 +121,12 @@ def test_outputs_stay_within_norm_bound():
     ("net", "shape", "sizes"),
     [
         (GroupSort(2), TOKENS, NormBound(1.0)),
-        (SpaceToDepth(2), IMAGE, NormBound(1.0)),
-        (Shift(), IMAGE, NormBound(1.0)),
-        (Shift(), IMAGE, NormBound(1.0, norm=LInf())),
-        (LocallyConnected((5,), 4, 6), TOKENS, NormBound(1.0)),
-        (TwoTap(6, 3), TOKENS, NormBound(1.0)),
-        (TwoTap(6, 3, axis=-3), IMAGE, NormBound(1.0, norm=L2(2), features=6)),
+        (contrib.SpaceToDepth(2), IMAGE, NormBound(1.0)),
+        (contrib.Shift(), IMAGE, NormBound(1.0)),
+        (contrib.Shift(), IMAGE, NormBound(1.0, norm=LInf())),
+        (contrib.LocallyConnected((5,), 4, 6), TOKENS, NormBound(1.0)),
+        (contrib.TwoTap(6, 3), TOKENS, NormBound(1.0)),
+        (contrib.TwoTap(6, 3, axis=-3), IMAGE, NormBound(1.0, norm=L2(2), features=6)),
         (Bias(6), TOKENS, NormBound(1.0)),
     ],
     ids=repr,
@@ -145,7 +139,7 @@ def test_attacks_in_other_norms_stay_within_bound(net, shape, sizes):
     assert 0.4 * found.lipschitz_inputs <= worst <= found.lipschitz_inputs * (1 + 1e-4)
 
 
-STEPPED = [Bias(6), TwoTap(6, 2), Linear(4, 6), LocallyConnected((3,), 4, 6)]
+STEPPED = [Bias(6), contrib.TwoTap(6, 2), Linear(4, 6), contrib.LocallyConnected((3,), 4, 6)]
 
 
 @pytest.mark.slow
@@ -171,8 +165,8 @@ def test_weight_steps_stay_within_bound(atom):
 
 
 def test_orthonormal_network_has_lipschitz_constant_one():
-    net = Linear(3, 32, Stiefel()) @ Flatten(3) @ GroupSort(2) @ orthogonal_conv2d(8, 3)
-    net = net @ GroupSort(2) @ Bias(8) @ Linear(8, 4, Stiefel()) @ SpaceToDepth(2)
+    net = Linear(3, 32, Stiefel()) @ Flatten(3) @ GroupSort(2) @ contrib.orthogonal_conv2d(8, 3)
+    net = net @ GroupSort(2) @ Bias(8) @ Linear(8, 4, Stiefel()) @ contrib.SpaceToDepth(2)
     everywhere = bound(net, input_norm=NormBound(math.inf, norm=L2(3)))
     assert everywhere.lipschitz_inputs == pytest.approx(1, abs=1e-12)
     params = net.init(jax.random.key(0))
@@ -232,9 +226,9 @@ def test_add_with_mismatched_third_term_is_refused():
         Bias(6),
         Unembed(3, 6),
         Conv2D(3, 6),
-        TwoTap(6, 2),
-        LocallyConnected((4,), 3, 6),
-        LocallyConnected((6, 4), 3, 6),
+        contrib.TwoTap(6, 2),
+        contrib.LocallyConnected((4,), 3, 6),
+        contrib.LocallyConnected((6, 4), 3, 6),
     ],
     ids=repr,
 )
@@ -242,7 +236,7 @@ def test_atoms_broadcast_no_axis(atom):
     params = atom.init(jax.random.key(0))
     jax.eval_shape(atom.apply, params, jnp.ones((6, 4, 6)))
     wrong = [(6, 4, 1), (6, 4, 5), (6, 4, 12)]
-    if isinstance(atom, LocallyConnected):
+    if isinstance(atom, contrib.LocallyConnected):
         wrong += [(6, 1, 6), (6, 2, 6)]
     for shape in wrong:
         with pytest.raises(ValueError, match="takes"):
@@ -271,8 +265,8 @@ KEEPERS = [
     -1.5 * Identity(),
     Identity() + 0.25 * Abs(),
     GroupSort(2),
-    Shift(),
-    SpaceToDepth(2),
+    contrib.Shift(),
+    contrib.SpaceToDepth(2),
     AveragePool(2, 2),
     Flatten(2),
     Flatten(3),
@@ -283,7 +277,7 @@ KEEPERS = [
     Linear(8, 6, FRAMES),
     Bias(6),
 ]
-NOT_KEPT = [Linear(4, 6, FRAMES), Shift(), AveragePool(2, 2)]
+NOT_KEPT = [Linear(4, 6, FRAMES), contrib.Shift(), AveragePool(2, 2)]
 
 
 @pytest.mark.parametrize("net", KEEPERS, ids=repr)

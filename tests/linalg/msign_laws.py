@@ -10,15 +10,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon.linalg import MsignMethod, msign
-from manifoldmuon.testing._assertions import (
-    agree,
-    at_most,
-    check_all,
-    check_value_object,
-    normal,
-    require,
-    wide,
-)
+from manifoldmuon.testing import _assertions
 
 
 class HardMatrix(NamedTuple):
@@ -65,21 +57,23 @@ def check_msign(
       AssertionError: laws are broken; a line for each has its number in `MsignMethod`, its name and
         the size of the violation.
     """
-    check_value_object(method)
+    _assertions.check_value_object(method)
     x = jax.random.normal(key, shape)
     hard = _hard_matrices(shape[-2:], key, condition)
     case = CheckedMsign(method, x, msign(x, method), hard, orthogonality, condition, tolerance)
-    check_all(LAWS, "the docstring of `MsignMethod`", case)
+    _assertions.check_all(LAWS, "the docstring of `MsignMethod`", case)
 
 
 def _check_dtypes(case: CheckedMsign) -> None:
     x, answer = case.x, case.answer
-    require("shape and dtype are kept", answer.shape == x.shape and answer.dtype == x.dtype)
+    _assertions.require(
+        "shape and dtype are kept", answer.shape == x.shape and answer.dtype == x.dtype
+    )
     short = msign(x.astype(jnp.bfloat16), case.method)
-    require("bfloat16 is kept", short.dtype == jnp.bfloat16, str(short.dtype))
+    _assertions.require("bfloat16 is kept", short.dtype == jnp.bfloat16, str(short.dtype))
     expected = msign(x.astype(jnp.bfloat16).astype(x.dtype), case.method)
     law = "bfloat16 is rounded once, at the end"
-    agree(law, short.astype(x.dtype), expected, float(jnp.finfo(jnp.bfloat16).eps))
+    _assertions.agree(law, short.astype(x.dtype), expected, float(jnp.finfo(jnp.bfloat16).eps))
 
 
 def _check_random(case: CheckedMsign) -> None:
@@ -89,26 +83,26 @@ def _check_random(case: CheckedMsign) -> None:
 def _check_hard(case: CheckedMsign, full_rank: bool) -> None:
     """Compare with a float64 SVD, on the span of the singular vectors of nonzero values."""
     answers = msign(jnp.stack([one.x for one in case.hard]), case.method)
-    for (name, x, rank, condition), q in zip(case.hard, wide(answers), strict=True):
+    for (name, x, rank, condition), q in zip(case.hard, _assertions.wide(answers), strict=True):
         if (rank == min(x.shape)) != full_rank:
             continue
         exact = np.isfinite(case.orthogonality)
         limit = case.orthogonality if full_rank else np.inf
         _check_values(name, x, q, limit, 10 * case.tolerance)
-        left, _, right = np.linalg.svd(wide(x), full_matrices=False)
+        left, _, right = np.linalg.svd(_assertions.wide(x), full_matrices=False)
         left, right = left[:, :rank], right[:rank]
         within = left.T @ q @ right.T
         if exact:
             error = np.linalg.norm(within - np.eye(rank), 2)
-            at_most(f"msign(x) == U V^T{name}", error, 0, case.tolerance * condition)
-            at_most(f"||msign(x)|| <= 1{name}", np.linalg.norm(q, 2), 1, case.tolerance)
+            _assertions.at_most(f"msign(x) == U V^T{name}", error, 0, case.tolerance * condition)
+            _assertions.at_most(f"||msign(x)|| <= 1{name}", np.linalg.norm(q, 2), 1, case.tolerance)
         if not np.all(np.any(x, axis=0)) or not np.all(np.any(x, axis=1)):
             rest = np.linalg.norm(q - left @ within @ right, 2)
-            at_most("rows and columns of zeros stay zero", rest, 0, case.tolerance)
+            _assertions.at_most("rows and columns of zeros stay zero", rest, 0, case.tolerance)
 
 
 def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) -> list[HardMatrix]:
-    (x,) = normal(key, shape, 1)
+    (x,) = _assertions.normal(key, shape, 1)
     left, _, right = np.linalg.svd(x, full_matrices=False)
     size, half = min(shape), max(min(shape) // 2, 1)
     found = []
@@ -125,19 +119,21 @@ def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) 
 
 def _check_values(where: str, x, answer, orthogonality, tolerance) -> None:
     """Check that Q has orthonormal columns (or rows) and the singular vectors of x."""
-    q, x = wide(answer), wide(x)
+    q, x = _assertions.wide(answer), _assertions.wide(x)
     if q.shape[-2] < q.shape[-1]:
         q, x = np.swapaxes(q, -1, -2), np.swapaxes(x, -1, -2)
     n = q.shape[-1]
     error = np.linalg.norm(np.swapaxes(q, -1, -2) @ q - np.eye(n), axis=(-2, -1))
     unit = float(jnp.finfo(jnp.float32).eps) * math.sqrt(n)
-    at_most(f"||Q^T Q - I||_F <= {orthogonality} eps sqrt(n){where}", error / unit, orthogonality)
+    _assertions.at_most(
+        f"||Q^T Q - I||_F <= {orthogonality} eps sqrt(n){where}", error / unit, orthogonality
+    )
     h = np.swapaxes(q, -1, -2) @ x
     size = np.linalg.norm(x, 2, axis=(-2, -1))
     asymmetry = np.max(np.abs(h - np.swapaxes(h, -1, -2)), axis=(-2, -1))
-    at_most(f"Q^T X is symmetric{where}", asymmetry / size, 0, tolerance)
+    _assertions.at_most(f"Q^T X is symmetric{where}", asymmetry / size, 0, tolerance)
     smallest = np.linalg.eigvalsh(h)[..., 0]
-    at_most(f"Q^T X is positive semi-definite{where}", -smallest / size, 0, tolerance)
+    _assertions.at_most(f"Q^T X is positive semi-definite{where}", -smallest / size, 0, tolerance)
 
 
 def _check_stack(case: CheckedMsign) -> None:
@@ -146,26 +142,26 @@ def _check_stack(case: CheckedMsign) -> None:
     scales = (1.0, -1.0, 1e-30, 1e-10, 1e10, 1e30)
     origin = (0,) * x.ndim
     bad = [0 * x, x.at[origin].set(jnp.nan), x.at[origin].set(jnp.inf)]
-    whole = np.round(wide(x) * 64).astype(np.float32)
+    whole = np.round(_assertions.wide(x) * 64).astype(np.float32)
     # NumPy, because XLA may flush denormal numbers to zero.
     denormal = np.ldexp(whole, -149)
     stack = np.stack([*(np.asarray(c * x) for c in scales), *bad, whole, denormal])
     answers = jax.jit(lambda stack: msign(stack, method))(jnp.asarray(stack))
     *scaled, zero, nan, infinite, expected, found = answers
     for c, one in zip(scales, scaled, strict=True):
-        agree(
+        _assertions.agree(
             f"msign(c x) == sign(c) msign(x) at c = {c:g}",
             one,
             math.copysign(1, c) * answer,
             tolerance,
         )
-    require("msign(0) == 0", bool(jnp.all(zero == 0)))
+    _assertions.require("msign(0) == 0", bool(jnp.all(zero == 0)))
     first = (0,) * (x.ndim - 2)
-    require("a NaN stays visible", bool(jnp.all(jnp.isnan(nan[first]))))
-    require("an infinity is visible", bool(jnp.all(jnp.isnan(infinite[first]))))
+    _assertions.require("a NaN stays visible", bool(jnp.all(jnp.isnan(nan[first]))))
+    _assertions.require("an infinity is visible", bool(jnp.all(jnp.isnan(infinite[first]))))
     if x.ndim > 2:
-        agree("a NaN touches its own matrix only", nan[1:], answer[1:], tolerance)
-    agree("denormal entries count", found, expected, tolerance)
+        _assertions.agree("a NaN touches its own matrix only", nan[1:], answer[1:], tolerance)
+    _assertions.agree("denormal entries count", found, expected, tolerance)
 
 
 LAWS = (

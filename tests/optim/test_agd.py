@@ -12,13 +12,7 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Layout
 from manifoldmuon.optim._agd import scale_by_agd
-from manifoldmuon.testing._transformation_laws import (
-    BASICS,
-    WRAPPERS,
-    CheckedTransformation,
-    check_injected,
-    make_case,
-)
+from manifoldmuon.testing import _transformation_laws as laws
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "matrix": (5, 3),
@@ -186,11 +180,11 @@ def test_majorisation_fails_without_assumption_1():
 PAIR = {"a": (5, 3), "b": (2, 4, 4)}
 
 
-def case() -> CheckedTransformation:
+def case() -> laws.CheckedTransformation:
     tx = optax.with_extra_args_support(scale_by_agd(Layout()))
     rng = np.random.default_rng(0)
     params, grads = (single({n: rng.normal(size=s) for n, s in PAIR.items()}) for _ in range(2))
-    return make_case(tx, params, grads, needs_params=False)
+    return laws.make_case(tx, params, grads, needs_params=False)
 
 
 # A step depends on all layers, so checks that assume independent leaves are skipped.
@@ -200,11 +194,11 @@ COUPLED = {"_holes", "_nan_in_one_leaf", "_masked_partition_and_chain"}
 @pytest.mark.slow
 def test_works_with_optax_wrappers():
     whole = case()
-    for check in (*BASICS, *WRAPPERS):
+    for check in (*laws.BASICS, *laws.WRAPPERS):
         if check.__name__ not in COUPLED:
             check(whole)
     gained = optim.agd(Layout(), 0.5)
-    check_injected(
+    laws.check_injected(
         optax.inject_hyperparams(optim.agd)(layouts=Layout(), gain=0.5),
         whole._replace(tx=optax.GradientTransformationExtraArgs(gained.init, gained.update)),
     )

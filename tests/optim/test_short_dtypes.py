@@ -13,16 +13,8 @@ import numpy as np
 import optax
 import pytest
 
-from manifoldmuon import contrib, optim
+from manifoldmuon import contrib, manifolds, optim
 from manifoldmuon.contrib import ComplexStiefel
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    SpectralSphere,
-    Stiefel,
-)
 from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar, Resolvents
 from manifoldmuon.norms import MaxRowNorm, Spectral
 from manifoldmuon.testing._assertions import wide
@@ -30,21 +22,24 @@ from tests.compiled import ask
 from tests.instances import MANIFOLDS
 from tests.oracles.sets import attained, most, normal_at, unit_of
 
-SETS: dict[str, tuple[Manifold, tuple[int, ...]]] = {
+SETS: dict[str, tuple[manifolds.Manifold, tuple[int, ...]]] = {
     case.name: (case.manifold, case.shape[len(case.shape) - case.manifold.ndim :])
     for case in MANIFOLDS
     if case.manifold.constrained
 } | {
-    "stiefel, projected polar": (Stiefel(solver=ProjectedPolar()), (10, 4)),
-    "stiefel, projected polar, square": (Stiefel(solver=ProjectedPolar()), (5, 5)),
-    "stiefel, resolvents": (Stiefel(solver=Resolvents()), (10, 4)),
-    "stiefel, dual ascent": (Stiefel(solver=DualAscent()), (10, 4)),
-    "stiefel, larger": (Stiefel(), (64, 16)),
-    "grassmann, larger": (Grassmann(), (64, 16)),
-    "grassmann, for training": (Grassmann().for_training(), (10, 4)),
-    "spectral sphere, for training": (SpectralSphere(2.0).for_training(), (6, 4)),
-    "sphere, for training": (Hypersphere(ndim=2, step_norm=Spectral()).for_training(), (6, 4)),
-    "rows, for training": (EmbeddingRows(step_norm=Spectral()).for_training(), (6, 4)),
+    "stiefel, projected polar": (manifolds.Stiefel(solver=ProjectedPolar()), (10, 4)),
+    "stiefel, projected polar, square": (manifolds.Stiefel(solver=ProjectedPolar()), (5, 5)),
+    "stiefel, resolvents": (manifolds.Stiefel(solver=Resolvents()), (10, 4)),
+    "stiefel, dual ascent": (manifolds.Stiefel(solver=DualAscent()), (10, 4)),
+    "stiefel, larger": (manifolds.Stiefel(), (64, 16)),
+    "grassmann, larger": (manifolds.Grassmann(), (64, 16)),
+    "grassmann, for training": (manifolds.Grassmann().for_training(), (10, 4)),
+    "spectral sphere, for training": (manifolds.SpectralSphere(2.0).for_training(), (6, 4)),
+    "sphere, for training": (
+        manifolds.Hypersphere(ndim=2, step_norm=Spectral()).for_training(),
+        (6, 4),
+    ),
+    "rows, for training": (manifolds.EmbeddingRows(step_norm=Spectral()).for_training(), (6, 4)),
     "complex": (ComplexStiefel(), (2, 5, 3)),
 }
 # The others take the tangent part or the direction from the first three.
@@ -64,7 +59,7 @@ SHARES = (0.0, 0.0, 0.0, 0.2, 4.0, 30.0, 1e3)
 class Reference(NamedTuple):
     """The normal space at a point and the optimum, in float64."""
 
-    manifold: Manifold
+    manifold: manifolds.Manifold
     point: np.ndarray
 
     def normal(self, x: np.ndarray) -> np.ndarray:
@@ -83,7 +78,7 @@ class Reference(NamedTuple):
             return unit_of(norm, grad) * float(np.sum(np.linalg.norm(part, axis=-1)))
         if isinstance(self.manifold, ComplexStiefel):  # a feasible direction in the spectral norm
             return float(np.sum(part**2) / np.linalg.norm(part[0] + 1j * part[1], 2))
-        if isinstance(self.manifold, Stiefel | Grassmann):
+        if isinstance(self.manifold, manifolds.Stiefel | manifolds.Grassmann):
             return most(self.manifold, self.point, grad, self.normal)
         return attained(norm, grad, self.normal)
 
@@ -108,12 +103,12 @@ def links(name: str) -> dict[str, optax.GradientTransformation]:
     if isinstance(manifold.norm, Spectral):
         neurons = contrib.scale_by_neuron_rms(copies)
         found["neurons"] = optim.chain(optim.scale_by_steepest(copies), neurons)
-    if isinstance(manifold, Hypersphere):
+    if isinstance(manifold, manifolds.Hypersphere):
         found["hyperball"] = optim.hyperball(optax.identity(), 0.1, copies, radial=0)
     return found
 
 
-def points_of(manifold: Manifold, shape, dtype) -> np.ndarray:
+def points_of(manifold: manifolds.Manifold, shape, dtype) -> np.ndarray:
     """Draw points, for sets with a boundary on it, and round them to the dtype."""
     drawn = np.random.default_rng(3).standard_normal((2 * len(SHARES), *shape))
     # Small ones on spectral spheres: at ties, which large ones reach, rounding chooses the normal.
@@ -215,10 +210,10 @@ def test_gradient_along_the_point_moves_nothing():
     """The gradient of a squared norm, in bfloat16, also of rows and in another layout."""
     rng = np.random.default_rng(7)
     geometry = {
-        "sphere": Hypersphere(ndim=2),
-        "rows": EmbeddingRows(1.0).transposed(),
-        "space": Grassmann(),
-        "tall": Stiefel(solver=ProjectedPolar()).with_axes(-2, -1, out_blocks=2),
+        "sphere": manifolds.Hypersphere(ndim=2),
+        "rows": manifolds.EmbeddingRows(1.0).transposed(),
+        "space": manifolds.Grassmann(),
+        "tall": manifolds.Stiefel(solver=ProjectedPolar()).with_axes(-2, -1, out_blocks=2),
     }
     shapes = {"sphere": (8, 4), "rows": (4, 8), "space": (64, 16), "tall": (3, 16)}
     drawn = {k: jnp.asarray(rng.standard_normal(v), jnp.float32) for k, v in shapes.items()}
@@ -234,7 +229,7 @@ def test_gradient_along_the_point_moves_nothing():
 
 def test_copies_in_float32_resolve_what_bfloat16_does_not():
     """With master copies the same gradient is no noise: a tangent share of a thousandth."""
-    sphere, share = Hypersphere(), 1e-3
+    sphere, share = manifolds.Hypersphere(), 1e-3
     point = jnp.array([1.0, 0.0], jnp.bfloat16)
     grad = jnp.array([3.0, 3 * share], jnp.bfloat16)
     tx = optim.manifold_muon(0.1, sphere)

@@ -8,16 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon import manifolds
 from manifoldmuon.norms import Frobenius, MaxAbs, MaxRowNorm, RMSToRMS, ScaleRule, Spectral
 from tests.oracles.stiefel_problems import stiefel_optimum
 
@@ -25,16 +16,16 @@ Normal = Callable[[np.ndarray], np.ndarray]
 _STEPS = 150
 
 
-def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
+def normal_at(manifold: manifolds.Manifold, point: np.ndarray) -> Normal:
     """Return the projection onto the normal space at the set's nearest point to `point`.
 
     For sets with a boundary, project ascent directions onto the normal cone: directions with a
     negative that leaves the set. Singular values within `active_tolerance` of an edge touch it.
     """
-    if isinstance(manifold, EmbeddingRows):
+    if isinstance(manifold, manifolds.EmbeddingRows):
         rows = point / np.linalg.norm(point, axis=1, keepdims=True)
         return lambda x: rows * np.sum(rows * x, axis=1, keepdims=True)
-    if isinstance(manifold, Hypersphere):
+    if isinstance(manifold, manifolds.Hypersphere):
         unit = point / np.linalg.norm(point)
         return lambda x: unit * np.sum(unit * x)
     tall = point.shape[0] >= point.shape[1]
@@ -42,16 +33,16 @@ def normal_at(manifold: Manifold, point: np.ndarray) -> Normal:
     return lambda x: of_tall(x) if tall else of_tall(x.T).T
 
 
-def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
+def _normal_at_tall(manifold: manifolds.Manifold, unit: np.ndarray, tall: bool) -> Normal:
     w = unit if tall else unit.T
     u, s, vt = np.linalg.svd(w, full_matrices=False)
-    if isinstance(manifold, Stiefel):
+    if isinstance(manifold, manifolds.Stiefel):
         return lambda x: u @ _sym(u.T @ x @ vt.T) @ vt
-    if isinstance(manifold, Grassmann):
+    if isinstance(manifold, manifolds.Grassmann):
         return lambda x: u @ (u.T @ x)
-    if isinstance(manifold, SpectralSphere):
+    if isinstance(manifold, manifolds.SpectralSphere):
         return lambda x: np.outer(u[:, 0], vt[0]) * (u[:, 0] @ x @ vt[0])
-    if not isinstance(manifold, SpectralBall | SpectralBand):
+    if not isinstance(manifold, manifolds.SpectralBall | manifolds.SpectralBand):
         raise TypeError(f"normal_at does not support {manifold}")
     low, high = _edges(manifold)
     edges = [(-1, s >= high - manifold.active_tolerance)]
@@ -68,13 +59,13 @@ def _normal_at_tall(manifold: Manifold, unit: np.ndarray, tall: bool) -> Normal:
     return of_edges
 
 
-def clear_of_edges(manifold: Manifold, matrix: np.ndarray) -> np.ndarray:
+def clear_of_edges(manifold: manifolds.Manifold, matrix: np.ndarray) -> np.ndarray:
     """Return `matrix` with singular values within 0.02 of an edge of the set moved onto the edge.
 
     Nearly touching values count as touching: their cone is the documented cone, which differs from
     the cone at the nearest point.
     """
-    if not isinstance(manifold, SpectralBall | SpectralBand):
+    if not isinstance(manifold, manifolds.SpectralBall | manifolds.SpectralBand):
         return matrix
     u, s, vt = np.linalg.svd(matrix / _scale(manifold, matrix), full_matrices=False)
     for edge in _edges(manifold):
@@ -82,8 +73,12 @@ def clear_of_edges(manifold: Manifold, matrix: np.ndarray) -> np.ndarray:
     return _scale(manifold, matrix) * (u * s[..., None, :]) @ vt
 
 
-def _edges(manifold: SpectralBall | SpectralBand) -> tuple[float, float]:
-    return (manifold.low, manifold.high) if isinstance(manifold, SpectralBand) else (0.0, 1.0)
+def _edges(manifold: manifolds.SpectralBall | manifolds.SpectralBand) -> tuple[float, float]:
+    return (
+        (manifold.low, manifold.high)
+        if isinstance(manifold, manifolds.SpectralBand)
+        else (0.0, 1.0)
+    )
 
 
 def size_of(norm: Any, weight: np.ndarray) -> float:
@@ -94,9 +89,9 @@ def size_of(norm: Any, weight: np.ndarray) -> float:
 def most(manifold: Any, point: np.ndarray, grad: np.ndarray, normal: Normal) -> float:
     """Return the maximum of `<G, A>` over tangent A of norm 1, or the best value attained."""
     norm, tall = manifold.norm, grad.shape[0] >= grad.shape[1]
-    if isinstance(norm, Spectral) and isinstance(manifold, Grassmann):
+    if isinstance(norm, Spectral) and isinstance(manifold, manifolds.Grassmann):
         return unit_of(norm, grad) * float(np.linalg.norm(grad - normal(grad), "nuc"))
-    if isinstance(norm, Spectral) and isinstance(manifold, Stiefel):
+    if isinstance(norm, Spectral) and isinstance(manifold, manifolds.Stiefel):
         w, g = (x if tall else x.T for x in (point, grad))
         u, _, vt = np.linalg.svd(w, full_matrices=False)
         return unit_of(norm, grad) * stiefel_optimum(u @ vt, g)

@@ -12,21 +12,7 @@ import pytest
 
 import manifoldmuon_verify._layers
 from manifoldmuon_verify import verify
-from tests.verify import fuzz
-from tests.verify.forge import (
-    FILES,
-    Forgery,
-    change,
-    deep,
-    every,
-    hole,
-    insert,
-    put,
-    refusal,
-    stored,
-    weights,
-    with_header,
-)
+from tests.verify import forge, fuzz
 from tests.verify.independent import claimed_too_much
 
 
@@ -35,8 +21,8 @@ def with_network(images, *entries, **arrays):
     n = len(images)
 
     def edit(f):
-        f.weights = {name: stored(np.asarray(w, np.float32)) for name, w in arrays.items()}
-        f.images = {"images": stored(images), "labels": stored(np.zeros(n, np.int64))}
+        f.weights = {name: forge.stored(np.asarray(w, np.float32)) for name, w in arrays.items()}
+        f.images = {"images": forge.stored(images), "labels": forge.stored(np.zeros(n, np.int64))}
         shape = list(images.shape[1:])
         f.told["network"] = list(entries)
         f.told["input"] = {"shape": shape, "pixels": [0, 255], "shift": 0, "scale": 1}
@@ -56,10 +42,11 @@ PIXELS = np.zeros((3, 12), np.uint8)
 
 # Edit and message.
 WORK = {
-    "an input of four billion numbers": (put("input.shape", [65535, 32768, 2]), "does not fit the"),
+    "an input of four billion numbers": (
+        forge.put("input.shape", [65535, 32768, 2]), "does not fit the"),
     "the same without a layer that refuses it": (
-        every(with_network(PIXELS, {"kind": "flatten", "axes": 3}),
-              put("input.shape", [65535, 32768, 2])), "each image is"),
+        forge.every(with_network(PIXELS, {"kind": "flatten", "axes": 3}),
+                    forge.put("input.shape", [65535, 32768, 2])), "each image is"),
     "an image of 1 MB by a matrix of one column": (
         with_network(np.zeros((1, 2**20, 1), np.uint8), linear("w"), FLAT, w=np.ones((4096, 1))),
         "the layer linear: 4294967296 numbers for an image; at most 4194304"),
@@ -68,45 +55,48 @@ WORK = {
                      v=np.ones((2048, 2)), w=np.ones((4096, 2048))),
         "weights, 'w': 8388608 numbers in a matrix; at most 4194304 are accepted"),
     "a million empty branches": (
-        insert("network.0", kind="sum", branches=[[]] * 10**6),
+        forge.insert("network.0", kind="sum", branches=[[]] * 10**6),
         "10001 layers and branches; at most 10000"),
     "layers on many images": (
         with_network(np.zeros((20_000, 12), np.uint8),
                      {"kind": "stack", "copies": 9000, "layers": [{"kind": "abs"}]}),
         r"the network: \d+ multiplications; at most"),
     "a table of too many pairs of classes": (
-        every(with_network(np.zeros((17, 1), np.uint8), linear("w"), w=np.ones((2**18, 1))),
-              put("claims.predictions", list(range(17)))),
+        forge.every(with_network(np.zeros((17, 1), np.uint8), linear("w"), w=np.ones((2**18, 1))),
+                    forge.put("claims.predictions", list(range(17)))),
         "the claims: 4456448 pairs of classes; at most 4194304"),
     "unused arrays": (
-        weights(**{f"x{i}": ("F32", [1], bytes(4)) for i in range(10_001)}),
+        forge.weights(**{f"x{i}": ("F32", [1], bytes(4)) for i in range(10_001)}),
         "10010 arrays; at most 10000"),
-    "a shape of 65 axes": (weights(**{"8.bias": ("F32", [1] * 64 + [3], bytes(12))}), "65 axes; "),
+    "a shape of 65 axes": (
+        forge.weights(**{"8.bias": ("F32", [1] * 64 + [3], bytes(12))}), "65 axes; "),
     "a shape of 20,000 axes": (
-        weights(**{"8.bias": ("F32", [2**47] * 20_000, bytes(12))}), "20000 axes; at most 16"),
+        forge.weights(**{"8.bias": ("F32", [2**47] * 20_000, bytes(12))}),
+        "20000 axes; at most 16"),
     "no numbers in an endless shape": (
-        weights(**{"8.bias": ("F32", [0, 2**47, 2**47], b"")}), "is empty"),
-    "a layer in 900 lists": (put("network", deep(900)), "must be a layer"),
-    "a format in 900 lists": (put("format", deep(900)), "format must be"),
-    "a shape in 900 lists": (put("input.shape", deep(900)), "shape must be"),
-    "an input of 65 axes": (put("input.shape", [1] * 65), "shape must be"),
-    "a radius that underflows": (put("claims.radii.0", "@@1e-400@@"), "is not a float64"),
+        forge.weights(**{"8.bias": ("F32", [0, 2**47, 2**47], b"")}), "is empty"),
+    "a layer in 900 lists": (forge.put("network", forge.deep(900)), "must be a layer"),
+    "a format in 900 lists": (forge.put("format", forge.deep(900)), "format must be"),
+    "a shape in 900 lists": (forge.put("input.shape", forge.deep(900)), "shape must be"),
+    "an input of 65 axes": (forge.put("input.shape", [1] * 65), "shape must be"),
+    "a radius that underflows": (forge.put("claims.radii.0", "@@1e-400@@"), "is not a float64"),
     "a radius between two numbers": (
-        put("claims.radii.0", "@@0.01000000000000000001@@"),
+        forge.put("claims.radii.0", "@@0.01000000000000000001@@"),
         "'0.01000000000000000001' is not a float64; the nearest is 0.01"),
     "a radius of many digits": (
-        put("claims.radii.0", "@@0." + "1" * 100_000 + "@@"), "is not a float64"),
-    "an integer that float64 does not hold": (put("claims.radii.0", 2**60 + 1), "must be a finite"),
+        forge.put("claims.radii.0", "@@0." + "1" * 100_000 + "@@"), "is not a float64"),
+    "an integer that float64 does not hold": (
+        forge.put("claims.radii.0", 2**60 + 1), "must be a finite"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORK)
 def test_expensive_files_are_refused_early(tight, tmp_path, name):
     edit, wanted = WORK[name]
-    folder = Forgery(tight, edit).write(tmp_path / "forged")
+    folder = forge.Forgery(tight, edit).write(tmp_path / "forged")
     tracemalloc.start()
     try:
-        assert re.search(wanted, refusal(folder))
+        assert re.search(wanted, forge.refusal(folder))
         assert tracemalloc.get_traced_memory()[1] < 2**28
     finally:
         tracemalloc.stop()
@@ -115,16 +105,16 @@ def test_expensive_files_are_refused_early(tight, tmp_path, name):
 def test_many_keys_take_linear_time(tight, tmp_path):
     """With 200,000 names, quadratic work would take minutes."""
     begun = time.process_time()
-    forged = Forgery(tight, put("claims", {f"{i}": 0 for i in range(200_000)}))
+    forged = forge.Forgery(tight, forge.put("claims", {f"{i}": 0 for i in range(200_000)}))
     folder = forged.write(tmp_path / "keys")
-    assert "claims: unknown key '0'" in refusal(folder)
+    assert "claims: unknown key '0'" in forge.refusal(folder)
     text = (folder / "certificate.json").read_text()
     (folder / "certificate.json").write_text(
         text.replace('"199999": 0', '"199999": 0, "199999": 1')
     )
-    assert "'199999' appears twice" in refusal(folder)
-    forged = Forgery(tight, put("weights.shared", [f"{i}" for i in range(200_000)]))
-    assert "unknown arrays" in refusal(forged.write(tmp_path / "shared"))
+    assert "'199999' appears twice" in forge.refusal(folder)
+    forged = forge.Forgery(tight, forge.put("weights.shared", [f"{i}" for i in range(200_000)]))
+    assert "unknown arrays" in forge.refusal(forged.write(tmp_path / "shared"))
     assert time.process_time() - begun < 20
 
 
@@ -134,14 +124,14 @@ def test_shared_array_is_decomposed_once(tight, tmp_path, monkeypatch):
         manifoldmuon_verify._layers, "singular_values", lambda w: made.append(w) or whole(w)
     )
     many = with_network(PIXELS, *[linear("w")] * 2000, w=np.eye(12))
-    forged = Forgery(tight, many, put("weights.shared", ["w"]))
+    forged = forge.Forgery(tight, many, forge.put("weights.shared", ["w"]))
     assert verify(forged.write(tmp_path / "forged")).matrices == 1
     assert len(made) == 1
 
 
 def test_memory_grows_with_predicted_classes_only(tight, tmp_path):
     """For 262,144 classes, a table of all pairs would take 512 GiB."""
-    forged = Forgery(tight, with_network(PIXELS, linear("w"), w=np.ones((2**18, 12)) / 2**9))
+    forged = forge.Forgery(tight, with_network(PIXELS, linear("w"), w=np.ones((2**18, 12)) / 2**9))
     assert verify(forged.write(tmp_path / "forged")).matrices == 1
 
 
@@ -151,7 +141,7 @@ WAYS = {
     "a folder": (lambda path: path.mkdir(), "is not a regular file"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
     "a file of 200 GB": (
-        lambda path: hole(path, 200 * 2**30), "214748364800 bytes in .*; at most [14]"),
+        lambda path: forge.hole(path, 200 * 2**30), "214748364800 bytes in .*; at most [14]"),
     "a file without end that has no size": (
         lambda path: path.symlink_to("/proc/self/smaps"), "changes while it is read|SHA-256"),
 }  # fmt: skip
@@ -159,26 +149,26 @@ WAYS = {
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes and devices of Unix")
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", forge.FILES)
 def test_non_files_are_refused(tight, tmp_path, name, way):
     make, wanted = WAYS[way]
-    folder = Forgery(tight).write(tmp_path / "forged")
+    folder = forge.Forgery(tight).write(tmp_path / "forged")
     (folder / name).unlink()
     make(folder / name)
-    assert re.search(wanted, refusal(folder))
+    assert re.search(wanted, forge.refusal(folder))
 
 
 def test_overlong_file_name_is_refused():
-    assert "cannot be read" in refusal("x" * 300)
+    assert "cannot be read" in forge.refusal("x" * 300)
 
 
 @pytest.mark.parametrize("shape", [[1] * 65, [2**47] * 20_000])
 def test_header_with_many_axes_is_refused(tight, tmp_path, shape):
-    forged = Forgery(tight)
+    forged = forge.Forgery(tight)
     folder = forged.write(tmp_path / "forged")
     header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
-    forged.replace(folder, "weights", with_header(header, bytes(4)))
-    assert "axes; at most 16 are accepted" in refusal(folder)
+    forged.replace(folder, "weights", forge.with_header(header, bytes(4)))
+    assert "axes; at most 16 are accepted" in forge.refusal(folder)
 
 
 def printed(folder):
@@ -189,8 +179,8 @@ def test_printed_radii_and_accuracies_round_down(tight, tmp_path):
     """Six digits would round `0.123456789` up to `0.123457`, and 19,999 of 20,000 to 100.00 %."""
     n, radius = 20_000, 0.123456789
     images = np.tile(np.asarray([[0, 1]], np.float32), (n, 1))
-    forged = Forgery(tight, with_network(images, {"kind": "identity"}))
-    forged.images["labels"] = stored(np.asarray([0, *[1] * (n - 1)], np.int64))
+    forged = forge.Forgery(tight, with_network(images, {"kind": "identity"}))
+    forged.images["labels"] = forge.stored(np.asarray([0, *[1] * (n - 1)], np.int64))
     forged.told["claims"] = {
         "predictions": [1] * n, "radii": [radius] * n, "correct": n - 1,
         "certified": [{"radius": radius, "images": n - 1}],
@@ -200,7 +190,7 @@ def test_printed_radii_and_accuracies_round_down(tight, tmp_path):
     assert certified.startswith("certified at 0.123456789, ")
     assert certified.endswith(": 99.99% (19999 of 20000)")
     forged.told["claims"]["radii"][7] = 0.9
-    text = refusal(forged.write(tmp_path / "more"))
+    text = forge.refusal(forged.write(tmp_path / "more"))
     shown = re.search("the radius 0.9 is not proved, only ([0-9.]+) ", text)
     assert shown
     assert 0.7071067 < float(shown[1]) < 0.5**0.5
@@ -209,17 +199,17 @@ def test_printed_radii_and_accuracies_round_down(tight, tmp_path):
 def test_pixel_range_is_checked_and_printed(tight, tmp_path):
     """Scaling images, shift and scale by 50 inflates radii 50 times; the pixel range shows it."""
     factor = 50
-    forged = Forgery(
+    forged = forge.Forgery(
         tight,
-        change("images", lambda x: factor * x, "images"),
-        put("input.shift", lambda shift: factor * shift),
-        put("input.scale", lambda scale: factor * scale),
-        put("claims.radii", lambda radii: [factor * 0.999 * radius for radius in radii]),
-        put("claims.certified", [{"radius": factor * 0.01, "images": 0}]),
+        forge.change("images", lambda x: factor * x, "images"),
+        forge.put("input.shift", lambda shift: factor * shift),
+        forge.put("input.scale", lambda scale: factor * scale),
+        forge.put("claims.radii", lambda radii: [factor * 0.999 * radius for radius in radii]),
+        forge.put("claims.certified", [{"radius": factor * 0.01, "images": 0}]),
     )
     source = forged.told["input"]
     wanted = r"images: pixels are within \[0\.\d+, 49\.\d+\]; claimed is \[0\.0, 1\.5\]"
-    assert re.search(wanted, refusal(forged.write(tmp_path / "hidden")))
+    assert re.search(wanted, forge.refusal(forged.write(tmp_path / "hidden")))
     source["pixels"] = [0, 75]
     lines = printed(forged.write(tmp_path / "shown"))
     assert "within [0.0, 75.0]" in lines[-1]
@@ -229,15 +219,15 @@ def test_pixel_range_is_checked_and_printed(tight, tmp_path):
     for pixels in ([1, 0], [0], 0, [0, "1"], [0, None]):
         source["pixels"] = pixels
         folder = forged.write(tmp_path / f"{pixels}".replace(" ", ""))
-        assert "pixels must be [smallest, largest]" in refusal(folder)
+        assert "pixels must be [smallest, largest]" in forge.refusal(folder)
 
 
 def test_positive_radius_on_tied_logits_is_refused(tight, tmp_path):
     """No positive radius holds where the two largest logits are equal at the image itself."""
-    forged = Forgery(tight, with_network(np.ones((1, 2), np.float32), {"kind": "identity"}))
+    forged = forge.Forgery(tight, with_network(np.ones((1, 2), np.float32), {"kind": "identity"}))
     for number, radius in enumerate(["@@1e-400@@", 5e-324, 1e-300]):
         forged.told["claims"]["radii"] = [radius]
-        text = refusal(forged.write(tmp_path / f"{number}"))
+        text = forge.refusal(forged.write(tmp_path / f"{number}"))
         assert re.search("is not a float64|is not proved, only 0 ", text)
 
 
@@ -263,10 +253,12 @@ def test_independent_check_rejects_false_claims(bases):
         radii = verify(base).radii
         if base.name.endswith("real"):
             i = int(np.argmax(radii))
-            forged = Forgery(base, put(f"claims.radii.{i}", float(radii[i] * (1 + 1e-6))))
+            forged = forge.Forgery(
+                base, forge.put(f"claims.radii.{i}", float(radii[i] * (1 + 1e-6)))
+            )
             folder = forged.write(base.with_name(f"{base.name}-false"))
             assert f"of image {i}" in claimed_too_much(folder)
-            assert "is not proved" in refusal(folder)
+            assert "is not proved" in forge.refusal(folder)
 
 
 def test_crash_or_exceeded_limit_is_a_fault(tmp_path):

@@ -7,13 +7,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    expand_trailing,
-    identity_like,
-    product,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, largest_row_sum
 from manifoldmuon._internal.matrices.spectral import spectral_bound
 from manifoldmuon.linalg import MsignMethod, positive_part
@@ -51,10 +45,10 @@ class Clip(Retraction):
         if self.method is not None:
             MsignMethod.check("Clip.method", self.method)
 
-    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
+    def retract(self, point: arrays.Matrices, vector: arrays.Matrices) -> arrays.Matrices:
         return self.clip(point + vector)
 
-    def clip(self, matrix: Matrices, low: float = 0.0, high: float = 1.0) -> Matrices:
+    def clip(self, matrix: arrays.Matrices, low: float = 0.0, high: float = 1.0) -> arrays.Matrices:
         """Raise singular values below `low` to `low`, and lower those above `high` to `high`.
 
         Args:
@@ -65,27 +59,27 @@ class Clip(Retraction):
         matrix = self._shortened(matrix / high, 1.0) * high
         return matrix if low == 0 else self._shortened(matrix / low, -1.0) * low
 
-    def _shortened(self, x: Matrices, side: float) -> Matrices:
-        gram = product(x.mT, x)
-        identity = identity_like(gram)
+    def _shortened(self, x: arrays.Matrices, side: float) -> arrays.Matrices:
+        gram = arrays.product(x.mT, x)
+        identity = arrays.identity_like(gram)
         excess = positive_part(side * (gram - identity), self.method)
         if side < 0:
             # For a singular value near zero rounding may lift the part above 1, and a negative
             # eigenvalue of `target` has no root. The fourth power changes smaller parts less.
-            square = product(excess, excess)
+            square = arrays.product(excess, excess)
             room = 4 * jnp.finfo(gram.dtype).eps * (1 + largest_row_sum(gram))
-            excess = excess - room * product(square, square)
+            excess = excess - room * arrays.product(square, square)
         target = identity + side * excess
         # As in `_polar_factor`: scale the middle to 1, where the iteration converges fastest.
         middle = (1 + largest_row_sum(target)) / 2 if side > 0 else jnp.ones_like(gram[..., :1, :1])
         root = inverse_sqrt_minus_one(target / middle - identity, _ROOT_ITERATIONS)
-        return (x + product(x, root)) / jnp.sqrt(middle)
+        return (x + arrays.product(x, root)) / jnp.sqrt(middle)
 
 
 _LARGEST_CAPPED = 1.3
 
 
-def _soft_cap(largest: Numbers) -> Numbers:
+def _soft_cap(largest: arrays.Numbers) -> arrays.Numbers:
     """Return the a with `y + a y^3 = 1`, `y = x - a x^3`, for a largest singular value x up to 1.3.
 
     The left side is falling and concave in a: from above the root Newton's method stays above it,
@@ -124,17 +118,19 @@ class SoftCap(Retraction):
 
     points: ClassVar[tuple[str, ...]] = ("matrices of norm at most 1",)
 
-    def retract(self, point: Matrices, vector: Matrices) -> Matrices:
+    def retract(self, point: arrays.Matrices, vector: arrays.Matrices) -> arrays.Matrices:
         # A norm has no derivative at zero.
         still = jnp.all(vector == 0, axis=(-2, -1))
-        size = spectral_bound(jnp.where(expand_trailing(still, 2), 1, vector))
+        size = spectral_bound(jnp.where(arrays.expand_trailing(still, 2), 1, vector))
         excess = jnp.where(still, 0, jnp.maximum(size, jnp.finfo(vector.dtype).eps))
         # Beyond this the cubics are not monotone: divide the moved point by a factor first.
         largest = jnp.minimum(1 + excess, _LARGEST_CAPPED)
-        new_point = (point + vector) / expand_trailing((1 + excess) / largest, 2)
-        cubic = expand_trailing(_soft_cap(largest), 2)
-        gram = product(new_point.mT, new_point)
-        identity = identity_like(gram)
+        new_point = (point + vector) / arrays.expand_trailing((1 + excess) / largest, 2)
+        cubic = arrays.expand_trailing(_soft_cap(largest), 2)
+        gram = arrays.product(new_point.mT, new_point)
+        identity = arrays.identity_like(gram)
         once = identity - cubic * gram
-        factor = once + cubic * product(gram, product(once, product(once, once)))
-        return product(new_point, factor)
+        factor = once + cubic * arrays.product(
+            gram, arrays.product(once, arrays.product(once, once))
+        )
+        return arrays.product(new_point, factor)

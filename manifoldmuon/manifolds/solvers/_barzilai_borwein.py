@@ -8,36 +8,24 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Floats,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    nonzero_or_one,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon.manifolds.solvers import _solver
 from manifoldmuon.manifolds.solvers._multipliers import certified, repeat, shortened, without_normal
-from manifoldmuon.manifolds.solvers._solver import (
-    Multiplier,
-    Normal,
-    Steepest,
-    WarmSolver,
-    in_dtypes_of,
-)
 from manifoldmuon.norms import Norm
 
 
 class Descent(NamedTuple):
     """The next multiplier; the last multiplier, its duality map, and the normal part of the map."""
 
-    dual: Multiplier
-    before: Floats
-    direction: Floats
-    residual: Floats
+    dual: _solver.Multiplier
+    before: arrays.Floats
+    direction: arrays.Floats
+    residual: arrays.Floats
 
 
 @dataclasses.dataclass(frozen=True)
-class BarzilaiBorwein(WarmSolver):
+class BarzilaiBorwein(_solver.WarmSolver):
     """Solver for a linear tangent space: dual descent with step lengths by Barzilai and Borwein.
 
     The dual's gradient in the normal part T is the normal part R of `dualize(G + T)`. The step
@@ -62,12 +50,14 @@ class BarzilaiBorwein(WarmSolver):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def solve(self, norm: Norm, at: Normal, grad: Floats, dual: Multiplier) -> Steepest:
+    def solve(
+        self, norm: Norm, at: _solver.Normal, grad: arrays.Floats, dual: _solver.Multiplier
+    ) -> _solver.Steepest:
         ndim = norm.ndim
         problem = without_normal(grad, at, ndim)
 
         def inner(x, y):
-            return inner_product(x, y, ndim)
+            return arrays.inner_product(x, y, ndim)
 
         def descend(descent: Descent) -> Descent:
             (shift, step), before, _, residual_before = descent
@@ -76,13 +66,15 @@ class BarzilaiBorwein(WarmSolver):
             residual = at.project(direction)
             change, turned = shift - before, residual - residual_before
             curved = inner(change, turned)
-            length = inner(reduced, direction) / nonzero_or_one(inner(direction, direction))
+            length = inner(reduced, direction) / arrays.nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
-            step = jnp.where(curved > 0, curved / nonzero_or_one(inner(turned, turned)), step)
-            after = Multiplier(shift - expand_trailing(step, ndim) * residual, step)
+            step = jnp.where(
+                curved > 0, curved / arrays.nonzero_or_one(inner(turned, turned)), step
+            )
+            after = _solver.Multiplier(shift - arrays.expand_trailing(step, ndim) * residual, step)
             return Descent(after, shift, direction, residual)
 
-        start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
+        start = _solver.Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         start = start._replace(shift=at.project(at.embed(start.shift)))  # the point has moved since
         nothing = jnp.zeros_like(problem.tangent)
         descent = Descent(start, start.shift, nothing, nothing)
@@ -92,8 +84,8 @@ class BarzilaiBorwein(WarmSolver):
         direction = shortened(norm, direction, descent.residual)
         reduced = problem.tangent + descent.before
         shift, step = descent.dual
-        after = in_dtypes_of(dual, Multiplier(at.coordinates(shift), step))
-        residual = frobenius_norm(descent.residual, ndim)
+        after = _solver.in_dtypes_of(dual, _solver.Multiplier(at.coordinates(shift), step))
+        residual = arrays.frobenius_norm(descent.residual, ndim)
         return certified(
             norm, problem, problem.tangent, reduced, descent.direction, direction, after, residual
         )

@@ -23,27 +23,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    check_precision,
-    expand_trailing,
-    frobenius_norm,
-    inner_product,
-    match_orientation,
-    product,
-    skew,
-    tall,
-)
+from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon.linalg import MsignMethod, NewtonSchulz, PolarExpress, Schedule, SkewNewtonSchulz
-from manifoldmuon.manifolds.solvers._parts import (
-    duality_gap,
-    is_noise,
-    split,
-    tangent_precision,
-    tangent_residual,
-)
+from manifoldmuon.manifolds.solvers import _parts
 from manifoldmuon.manifolds.solvers._resolvents import Resolvents
 from manifoldmuon.manifolds.solvers._solver import SolverByPlatform, Steepest, StiefelSolver
 from manifoldmuon.norms import Norm
@@ -93,42 +77,46 @@ class SkewPolar(StiefelSolver):
             MsignMethod.check("SkewPolar.method", self.method)
         if self.schedule is not None:
             Schedule.check("SkewPolar.schedule", self.schedule)
-        check_precision("SkewPolar.precision", self.precision)
+        arrays.check_precision("SkewPolar.precision", self.precision)
 
-    def solve(self, norm: Norm, at: Matrices, grad: Matrices, dual: Any) -> Steepest:
-        point, scaled = tall(at), tall(scale_to_unit_exponent(grad, ndim=2)[0])
+    def solve(self, norm: Norm, at: arrays.Matrices, grad: arrays.Matrices, dual: Any) -> Steepest:
+        point, scaled = arrays.tall(at), arrays.tall(scale_to_unit_exponent(grad, ndim=2)[0])
         m, n = point.shape[-2:]
         with jax.default_matmul_precision(self.precision.name.lower()):
             if m <= max(2 * n, min(3 * n, _SMALL_LIFT)):
                 parts, missed = None, 0
-                lift = skew(product(scaled, point.mT, tangent_precision(self.precision)))
+                lift = arrays.skew(
+                    arrays.product(scaled, point.mT, _parts.tangent_precision(self.precision))
+                )
             else:
-                parts = split(point, scaled, self.schedule, self.precision)
-                top = jnp.concatenate([skew(parts.inner), -parts.normal.mT / 2], axis=-1)
+                parts = _parts.split(point, scaled, self.schedule, self.precision)
+                top = jnp.concatenate([arrays.skew(parts.inner), -parts.normal.mT / 2], axis=-1)
                 bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
                 lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
             # Not `msign`: the gradient is already scaled, and another pass over it takes time.
             sign = (self.method or _METHODS[self.precision]).polar(lift)
-            still = is_noise(frobenius_norm(lift), scaled, self.precision)
-            value = jnp.where(still, 0, inner_product(lift, sign))
+            still = _parts.is_noise(arrays.frobenius_norm(lift), scaled, self.precision)
+            value = jnp.where(still, 0, arrays.inner_product(lift, sign))
             if self.precision == jax.lax.Precision.HIGHEST:
                 # `nuclear_parts` with S^T S = -S S, which saves the memory passes of transposes and
                 # signs.
-                rest = frobenius_norm(lift + lift @ (sign @ sign))
+                rest = arrays.frobenius_norm(lift + lift @ (sign @ sign))
                 missed += math.sqrt(lift.shape[-1]) * rest
             else:  # rounding leaves the sign not exactly skew
                 missed += nuclear_parts(lift, sign, self.precision)[1]
-            gap = duality_gap(value + missed, value, scaled, self.precision)
+            gap = _parts.duality_gap(value + missed, value, scaled, self.precision)
             if parts is None:
-                turn = skew(sign)
+                turn = arrays.skew(sign)
                 # ||W^T sym(sign) W|| <= ||sym(sign)||, which saves two products.
-                residual = 2 * frobenius_norm(sign - turn) / max(n, 1)
+                residual = 2 * arrays.frobenius_norm(sign - turn) / max(n, 1)
                 direction = turn @ point
             else:
                 inner, normal = sign[..., :n, :n], sign[..., n:, :n]
-                residual = tangent_residual(inner)
-                direction = parts.assemble(skew(inner), normal)
-        direction = jnp.where(expand_trailing(still, 2), 0, match_orientation(direction, grad))
+                residual = _parts.tangent_residual(inner)
+                direction = parts.assemble(arrays.skew(inner), normal)
+        direction = jnp.where(
+            arrays.expand_trailing(still, 2), 0, arrays.match_orientation(direction, grad)
+        )
         return Steepest(direction, dual, jnp.where(still, 0, residual), gap)
 
 

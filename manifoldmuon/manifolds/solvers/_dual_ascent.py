@@ -24,18 +24,12 @@ from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.linalg import DEFAULT_MSIGN, MsignMethod, msign
-from manifoldmuon.manifolds.solvers._parts import (
-    Split,
-    duality_gap,
-    is_noise,
-    split,
-    tangent_residual,
-)
+from manifoldmuon.manifolds.solvers import _parts
 from manifoldmuon.manifolds.solvers._solver import Steepest, StiefelSolver, in_dtypes_of
 from manifoldmuon.norms import Norm
 
 
-def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
+def unit_of(parts: _parts.Split) -> Float[Array, "*batch 1 1"]:
     """Return the root mean square singular value of the tangent part of `G`, or 1 if it is zero."""
     square = jnp.sum(arrays.skew(parts.inner) ** 2, axis=(-2, -1), keepdims=True)
     square += jnp.sum(parts.normal**2, axis=(-2, -1), keepdims=True)
@@ -44,7 +38,7 @@ def unit_of(parts: Split) -> Float[Array, "*batch 1 1"]:
 
 
 def stack(
-    parts: Split, shift: Squares, scale: Float[Array, "*batch 1 1"] | float = 1.0
+    parts: _parts.Split, shift: Squares, scale: Float[Array, "*batch 1 1"] | float = 1.0
 ) -> Float[Array, "*batch rows n"]:
     """Return `[T + Omega; R] / scale`, where `T = scale * shift`."""
     return jnp.concatenate(
@@ -59,7 +53,7 @@ def halves(x: Float[Array, "*batch rows n"]):
 
 
 def finish(
-    parts: Split, candidate: Float[Array, "*batch rows n"], upper: Numbers, dual: Any
+    parts: _parts.Split, candidate: Float[Array, "*batch rows n"], upper: Numbers, dual: Any
 ) -> Steepest:
     """Make a candidate feasible and bound its gap.
 
@@ -78,10 +72,10 @@ def finish(
     tangent = stack(parts, jnp.zeros_like(inner))
     # The gradient in the basis [W, Q], of the same norm.
     grad = jnp.concatenate([parts.inner, parts.normal], axis=-2)
-    still = is_noise(arrays.frobenius_norm(tangent), grad)[..., None, None]
+    still = _parts.is_noise(arrays.frobenius_norm(tangent), grad)[..., None, None]
     feasible = jnp.where(still, 0, feasible)
-    gap = duality_gap(upper + parts.defect, arrays.inner_product(tangent, feasible), grad)
-    return Steepest(parts.assemble(*halves(feasible)), dual, tangent_residual(inner), gap)
+    gap = _parts.duality_gap(upper + parts.defect, arrays.inner_product(tangent, feasible), grad)
+    return Steepest(parts.assemble(*halves(feasible)), dual, _parts.tangent_residual(inner), gap)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +118,9 @@ class DualAscent(StiefelSolver):
         asked = grad
         point, grad, dual = match_varying_axes((arrays.tall(at), arrays.tall(grad), dual))
         # The published loop does not scale the gradient: its scale is part of the algorithm.
-        parts = split(point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad)
+        parts = _parts.split(
+            point, scale_to_unit_exponent(grad, ndim=2)[0] if self.relative else grad
+        )
         scale = unit_of(parts)
         step_size = self.step if self.relative else self.step / scale
 

@@ -18,14 +18,8 @@ from manifoldmuon._internal.matrices.arrays import (
     nonzero_or_one,
 )
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
+from manifoldmuon.manifolds.solvers import _solver
 from manifoldmuon.manifolds.solvers._multipliers import certified, pick, repeat, without_normal
-from manifoldmuon.manifolds.solvers._solver import (
-    Multiplier,
-    Normal,
-    Steepest,
-    WarmSolver,
-    in_dtypes_of,
-)
 from manifoldmuon.norms import Norm
 
 _CLOSE = 0.1  # a slope; mixing in the normal costs at most the slope
@@ -46,7 +40,7 @@ class Search(NamedTuple):
     `high.slope = -1` mark unknown sides.
     """
 
-    dual: Multiplier
+    dual: _solver.Multiplier
     low: Side
     high: Side
 
@@ -68,7 +62,7 @@ class Search(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class LineMultiplier(WarmSolver):
+class LineMultiplier(_solver.WarmSolver):
     """Solver for a normal space that is a line: two multipliers, on both sides of the root.
 
     With the unit normal U, the slope `<U, dualize(G + t U)>` never falls with t. From the last
@@ -90,7 +84,9 @@ class LineMultiplier(WarmSolver):
     def __post_init__(self):
         check_fields(self, steps="[1, inf)", cold_start_steps="[0, inf)")
 
-    def solve(self, norm: Norm, at: Normal, grad: Floats, dual: Multiplier) -> Steepest:
+    def solve(
+        self, norm: Norm, at: _solver.Normal, grad: Floats, dual: _solver.Multiplier
+    ) -> _solver.Steepest:
         ndim = norm.ndim
         grad, dual = match_varying_axes((grad, dual), at.project(grad))
         problem = without_normal(grad, at, ndim)
@@ -114,11 +110,11 @@ class LineMultiplier(WarmSolver):
                 jnp.clip(shift - reach, search.low.shift, search.high.shift),
                 shift - reach,
             )
-            return search._replace(dual=Multiplier(target, step))
+            return search._replace(dual=_solver.Multiplier(target, step))
 
         none = jnp.zeros_like(problem.noise)
         unknown = Side(none, none, jnp.zeros_like(problem.tangent))
-        start = Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
+        start = _solver.Multiplier(*(x.astype(problem.noise.dtype) for x in dual))
         search = Search(start, unknown, unknown._replace(slope=unknown.slope - 1))
         # With a single step per gradient the multiplier lags behind, and may never be close.
         settled = None if self.steps == 1 else lambda search: search.settled
@@ -140,7 +136,7 @@ class LineMultiplier(WarmSolver):
         open_sided = jax.lax.cond(jnp.all(closed), lambda d: d, with_normal, near.direction)
         direction = jnp.where(expand_trailing(closed, ndim), mixed, open_sided)
         root = jnp.where(closed, low.shift - low.slope * search.secant, search.dual.shift)
-        after = in_dtypes_of(dual, Multiplier(root, search.dual.step))
+        after = _solver.in_dtypes_of(dual, _solver.Multiplier(root, search.dual.step))
         reduced = problem.tangent + at.embed(near.shift)
         residual = jnp.abs(near.slope)
         return certified(

@@ -13,15 +13,7 @@ from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.robustness import certify, export
 from manifoldmuon_verify import verify
-from studies.certified.methods import (
-    BJORCK_STEPS,
-    METHODS,
-    AlmostOrthogonal,
-    Bjorck,
-    Cayley,
-    SkewExponential,
-    SpectralNorm,
-)
+from studies.certified import methods
 from studies.certified.networks import NETWORKS, Local, Perceptron, Pyramid
 from studies.certified.study import ROUNDS, CertifiedNetworks, search
 from studies.certified.training import CHUNK, Trial, program_of
@@ -49,9 +41,9 @@ def singular_values(matrix):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods.METHODS)
 def test_methods_start_at_given_weights(name, shape):
-    method, weight = METHODS[name], frame(shape)
+    method, weight = methods.METHODS[name], frame(shape)
 
     def begun(weight):
         free, carry = method.begin(weight)
@@ -73,7 +65,7 @@ def stood_still(method, weight, move, steps):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_cayley_bjorck_and_exponential_are_orthonormal(shape):
     move = 0.3 * np.random.default_rng(2).standard_normal(shape).astype(np.float32)
-    for method in (Cayley(0), Bjorck(0), SkewExponential(0)):
+    for method in (methods.Cayley(0), methods.Bjorck(0), methods.SkewExponential(0)):
         found = ask(
             lambda weight, method=method: method.weight(*stood_still(method, weight, move, 20)),
             frame(shape),
@@ -85,9 +77,9 @@ def test_gram_bjorck_matches_bjorck():
     rng = np.random.default_rng(0)
     free = rng.standard_normal((3, 6))
     expected = free / np.linalg.svd(free, compute_uv=False)[0]
-    for _ in range(BJORCK_STEPS):
+    for _ in range(methods.BJORCK_STEPS):
         expected = 1.5 * expected - 0.5 * expected @ expected.T @ expected
-    method = Bjorck(0)
+    method = methods.Bjorck(0)
     found = ask(lambda free: method.weight(*stood_still(method, free, 0.0, 30)), np.float32(free))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
@@ -96,23 +88,25 @@ def test_exponential_matches_scipy():
     first = np.linalg.qr(np.random.default_rng(4).standard_normal((6, 3)))[0]
     free = 0.2 * np.random.default_rng(5).standard_normal((6, 3))
     expected = scipy.linalg.expm(free @ first.T - first @ free.T) @ first
-    found = ask(SkewExponential(0).weight, np.float32(free), np.float32(first))
+    found = ask(methods.SkewExponential(0).weight, np.float32(free), np.float32(first))
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_almost_orthogonal_has_norm_at_most_one(shape):
     free = np.random.default_rng(6).standard_normal(shape).astype(np.float32)
-    found = ask(lambda free: AlmostOrthogonal(0).weight(free, ()), free)
+    found = ask(lambda free: methods.AlmostOrthogonal(0).weight(free, ()), free)
     assert np.max(singular_values(found)) <= 1 + 1e-6
     # Columns of one sign meet the bound with equality (Perron's vector is theirs).
-    found = ask(lambda free: AlmostOrthogonal(0).weight(free, ()), np.ones(shape, np.float32))
+    found = ask(
+        lambda free: methods.AlmostOrthogonal(0).weight(free, ()), np.ones(shape, np.float32)
+    )
     np.testing.assert_allclose(np.max(singular_values(found)), 1, atol=1e-6)
 
 
 def test_spectral_norm_tracks_largest_singular_value():
     free = np.float32(np.diag([3.0, 2.0, 0.5])[:, :2] + 0.1)
-    method = SpectralNorm(0)
+    method = methods.SpectralNorm(0)
 
     def followed(free):
         free, carry = stood_still(method, free, 0.0, 20)
@@ -175,7 +169,7 @@ def test_training_learns_and_certificates_hold(monkeypatch):
     assert np.all(np.array(row["epochs"]["proved"]) <= row["epochs"]["robust"])
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods.METHODS)
 def test_trials_in_one_program_match_trials_alone(name):
     """What an accelerator does in one program, on two pictures of a seed each."""
     study = dataclasses.replace(TINY, networks=("fc-256",), batch=5)
@@ -238,7 +232,7 @@ def test_search_finds_the_peak_of_a_smooth_score(peak):
 
 def test_muon_with_retraction_projects_muon_step():
     """Against Optax's Muon and an SVD; the direction is not projected to the tangent space."""
-    method, weight = METHODS["Muon + retraction"], frame((7, 4))
+    method, weight = methods.METHODS["Muon + retraction"], frame((7, 4))
     gradient = np.random.default_rng(3).standard_normal((7, 4)).astype(np.float32)
     rate = 2.0**-3
 

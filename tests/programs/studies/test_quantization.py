@@ -9,30 +9,14 @@ import pytest
 
 from manifoldmuon.manifolds import Orthogonal
 from manifoldmuon.optim import riemannian_sgd
-from studies.quantization import (
-    BLOCKS,
-    CONTEXT,
-    FIXED,
-    GEOMETRY,
-    HEAD,
-    NOISE,
-    RIVAL,
-    STEP,
-    Quantization,
-    cayley_sgd,
-    fold,
-    logits,
-    new_network,
-    rounded,
-    start_of,
-)
+from studies import quantization
 from studies.run import run_study
 
 pytestmark = pytest.mark.slow
 
-TINY = Quantization(
-    methods=("none", RIVAL, "riemannian_sgd, step", "minimize, noise"), inputs=(4,), steps=2,
-    width=32, pretraining=2, tuning_seeds=(10,), seeds=(0, 1),
+TINY = quantization.Quantization(
+    methods=("none", quantization.RIVAL, "riemannian_sgd, step", "minimize, noise"), inputs=(4,),
+    steps=2, width=32, pretraining=2, tuning_seeds=(10,), seeds=(0, 1),
 )  # fmt: skip
 
 
@@ -43,47 +27,51 @@ def orthogonal(rng, *shape):
 def test_fold_keeps_logits():
     rng = np.random.default_rng(60)
     with jax.enable_x64(True):
-        weights = new_network(jax.random.key(60), 11, 64)
+        weights = quantization.new_network(jax.random.key(60), 11, 64)
         gains = {"norm": jnp.asarray(rng.uniform(0.5, 2, 64))}
         for block in weights["blocks"]:
             block |= {name: jnp.asarray(rng.uniform(0.5, 2, 64)) for name in ("norm1", "norm2")}
         weights |= gains
-        heads = orthogonal(rng, BLOCKS, 64 // HEAD, HEAD, HEAD)
-        folded = fold(weights, {"R1": orthogonal(rng, 64, 64), "R2": heads})
-        tokens = jnp.asarray(rng.integers(11, size=(3, CONTEXT)))
-        np.testing.assert_allclose(logits(folded, tokens), logits(weights, tokens), rtol=1e-9)
+        heads = orthogonal(
+            rng, quantization.BLOCKS, 64 // quantization.HEAD, quantization.HEAD, quantization.HEAD
+        )
+        folded = quantization.fold(weights, {"R1": orthogonal(rng, 64, 64), "R2": heads})
+        tokens = jnp.asarray(rng.integers(11, size=(3, quantization.CONTEXT)))
+        np.testing.assert_allclose(
+            quantization.logits(folded, tokens), quantization.logits(weights, tokens), rtol=1e-9
+        )
         assert float(jnp.abs(folded["blocks"][0]["v"] - weights["blocks"][0]["v"]).max()) > 0.1
         assert all(float(jnp.ptp(folded["blocks"][0][name])) == 0 for name in ("norm1", "norm2"))
 
 
 def test_rounded_values_are_nearest_levels():
     x = np.random.default_rng(61).normal(size=(5, 40)).astype(np.float32)
-    found = np.asarray(rounded(jnp.asarray(x), 7, -1))
+    found = np.asarray(quantization.rounded(jnp.asarray(x), 7, -1))
     for row, own in zip(x.astype(np.float64), found, strict=True):
         levels = np.linspace(min(row.min(), 0), max(row.max(), 0), 8)
         nearest = np.abs(row[:, None] - levels).min(axis=1)
         np.testing.assert_allclose(np.abs(own - row), nearest, atol=1e-5)
         assert len(np.unique(np.round(own, 4))) <= 8
-    np.testing.assert_array_equal(rounded(jnp.zeros((2, 3)), 7, -1), 0)
+    np.testing.assert_array_equal(quantization.rounded(jnp.zeros((2, 3)), 7, -1), 0)
 
 
-@pytest.mark.parametrize("gradient", [STEP, NOISE])
+@pytest.mark.parametrize("gradient", [quantization.STEP, quantization.NOISE])
 def test_differentiated_step_obeys_euler(gradient):
     """The quantizer is homogeneous: its derivative along x is its value."""
     x = jax.random.normal(jax.random.key(62), (4, 30))
-    value, slope = jax.jvp(lambda x: rounded(x, 15, -1, gradient), (x,), (x,))
+    value, slope = jax.jvp(lambda x: quantization.rounded(x, 15, -1, gradient), (x,), (x,))
     np.testing.assert_allclose(slope, value, atol=1e-5)
 
 
 def test_fixed_step_passes_gradient_unchanged():
     x = jax.random.normal(jax.random.key(63), (4, 30))
-    _, slope = jax.jvp(lambda x: rounded(x, 15, -1, FIXED), (x,), (x,))
+    _, slope = jax.jvp(lambda x: quantization.rounded(x, 15, -1, quantization.FIXED), (x,), (x,))
     np.testing.assert_array_equal(slope, x)
 
 
 @pytest.mark.parametrize("name", ["none", "random", "Hadamard"])
 def test_starts_are_orthogonal(name):
-    start = start_of(name, jax.random.key(64), 64)
+    start = quantization.start_of(name, jax.random.key(64), 64)
     assert {k: v.shape for k, v in start.items()} == {"R1": (64, 64), "R2": (2, 2, 32, 32)}
     assert all(float(Orthogonal().distance(v).max()) < 1e-6 for v in start.values())
 
@@ -93,7 +81,7 @@ def test_cayley_sgd_takes_cayley_transform():
     rng = np.random.default_rng(65)
     point, grad = np.linalg.qr(rng.normal(size=(8, 8)))[0], rng.normal(size=(8, 8))
     params: Any = {"R": jnp.float32(point)}
-    tx = cayley_sgd(lambda count: 0.01)
+    tx = quantization.cayley_sgd(lambda count: 0.01)
     updates: Any
     updates, _ = tx.update({"R": jnp.float32(grad)}, tx.init(params), params)
     x = point.T
@@ -105,10 +93,13 @@ def test_cayley_sgd_takes_cayley_transform():
 
 def test_long_cayley_steps_leave_manifold():
     """Five fixed-point steps are no Cayley transform; the retraction stays within rounding."""
-    start: Any = start_of("none", jax.random.key(66), 32)
+    start: Any = quantization.start_of("none", jax.random.key(66), 32)
     grads = jax.tree.map(lambda x: jnp.zeros_like(x).at[..., 0, 1].set(1), start)
     far = []
-    for tx in (riemannian_sgd(9.0, GEOMETRY), cayley_sgd(lambda count: 9.0)):
+    for tx in (
+        riemannian_sgd(9.0, quantization.GEOMETRY),
+        quantization.cayley_sgd(lambda count: 9.0),
+    ):
         updates: Any
         updates, _ = tx.update(grads, tx.init(start), start)
         far.append(float(Orthogonal().distance(start["R1"] + updates["R1"])))
@@ -123,6 +114,6 @@ def test_study_summarises_methods_and_budgets():
     assert list(same) == list(TINY.methods)
     assert list(timed) == ["riemannian_sgd, step", "minimize, noise"]
     assert all(row["change"] < 1e-5 for row in record["rows"])
-    assert same[RIVAL]["over_rival"]["mean"] == 0
+    assert same[quantization.RIVAL]["over_rival"]["mean"] == 0
     assert "4 bits, equal steps" in TINY.table(record)
     assert len(TINY.plot(record).axes) == 1
