@@ -308,6 +308,7 @@ def test_damage_names_older_step(how, run, copy):
     assert refusal(copy, start(tx)).endswith("; begin again")
 
 
+@pytest.mark.slow
 def test_flipped_bits_never_restore_wrong_arrays(run, copy):
     _, tx, _, tree = run
     outcomes = set()

@@ -40,6 +40,14 @@ def examples() -> dict[str, list[doctest.DocTest]]:
 EXAMPLES = examples()
 
 
+# Long examples of what other cases of the default suite run as well.
+SLOW = (
+    "contrib.ComplexStiefel", "lab.random_walk", "lab.retraction_order", "manifolds.solvers.Normal",
+    "testing.check_manifold", "testing.check_slopes", "testing.check_transformation",
+)  # fmt: skip
+
+
+@pytest.mark.slow_except(*(name for name in EXAMPLES if name not in SLOW))
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example_prints_shown_output(name):
     runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)

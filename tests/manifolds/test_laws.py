@@ -17,7 +17,7 @@ SOLVERS = [
 ]
 
 
-@pytest.mark.slow_except("stiefel tall", "embedding rows")
+@pytest.mark.slow_except("stiefel tall")
 @pytest.mark.parametrize("case", [*MANIFOLDS, *SOLVERS], ids=lambda case: case.name)
 def test_manifold_laws(case: ManifoldCase):
     key = jax.random.key(0)

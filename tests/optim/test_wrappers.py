@@ -127,6 +127,7 @@ def test_lookahead_needs_projection_after_sync():
     assert farthest(optim.project_tree(GEOMETRY, found.slow)) < 1e-6
 
 
+@pytest.mark.slow
 def test_parameter_averages_need_projection():
     """Averages by `optax.ema`, and the evaluation parameters of `schedule_free`."""
     tx = tangent(contrib.schedule_free(STEEPEST, 0.1))
