@@ -12,7 +12,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, UInt32
 
 import manifoldmuon
-from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.arguments import check_number, shown
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Layout
@@ -105,7 +105,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         self._locked = False
 
     def save(
-        self, step: int, tree: Any, table: Table | None = None, extra: Any | None = None
+        self, step: SupportsIndex, tree: Any, table: Table | None = None, extra: Any | None = None
     ) -> bool:
         """Save a step, whole or not at all, and return whether the options chose it.
 
@@ -113,7 +113,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         to `close` no other job can save into the folder; others may read.
 
         Args:
-          step: number of the step, larger than all in the folder.
+          step: number of the step, 0 or more and larger than all in the folder.
           tree: all that training needs to resume: parameters, state, random keys, in any registered
             pytree of arrays and numbers, with any sharding.
           table: `optim.tabulate` of geometry, parameters and budgets; None without a geometry.
@@ -124,8 +124,9 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             a process of this job does not save, or another step.
           TypeError: a leaf is neither array nor number, `extra` is not JSON, or a field of a
             manifold is not data, such as a lambda.
-          ValueError: two leaves have the same path.
+          ValueError: `step` is not a whole number, or two leaves have the same path.
         """
+        step = _whole(step)
         self._lock()
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:  # Orbax would skip it without an error
@@ -135,14 +136,14 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             )
         if not self.manager.should_save(step):
             return False
-        _in_all_processes(multihost_utils.assert_equal, np.int32(step))
+        _in_all_processes(multihost_utils.assert_equal, np.asarray(divmod(step, 2**31), np.int32))
         record = {
             "layout": STATE_LAYOUT,
             "version": manifoldmuon.__version__,
             "arrays": _kinds(tree),
             "digests": _digests(tree),
             "geometry": None if table is None else describe_geometry(table),
-            "extra": json.loads(json.dumps(extra)),  # as JSON will return it
+            "extra": json.loads(json.dumps(extra, default=_refuse)),  # as JSON will return it
         }
         # Orbax rejects arrays without entries.
         whole = ocp.args.PyTreeSave(jax.tree.map(lambda x: x if np.size(x) else None, tree))
@@ -153,7 +154,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         self,
         target: Any,
         table: Table | None = None,
-        step: int | None = None,
+        step: SupportsIndex | None = None,
         *,
         partial: bool = False,
     ) -> Restored | None:
@@ -163,7 +164,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
           target: a tree like the saved tree, of arrays or `jax.ShapeDtypeStruct`. Arrays take the
             sharding of their target; if it has no sharding, or is not committed to its devices,
             they are on the default device, uncommitted, as `jnp.zeros` would be.
-          table: `optim.tabulate` of the current geometry; None skips the comparison.
+          table: `optim.tabulate` of the current geometry; None skips the comparison. With
+            `partial` it may leave out parameters, too.
           step: number of the step; None: the newest.
           partial: whether the target may leave out leaves of the saved tree, which are not read:
             `{"params": shapes}` restores the parameters without an optimizer.
@@ -171,6 +173,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         Raises:
           CheckpointError: the folder does not have the step; the step is damaged, or has another
             layout of the state, another geometry, or other paths, shapes or dtypes.
+          ValueError: `step` is not a whole number.
         """
         if (step := self._choose(step)) is None:
             return None
@@ -185,7 +188,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         if table is not None:
             if record["geometry"] is None:
                 raise CheckpointError(f"{where} has no geometry: restore without a table")
-            check_geometry(record["geometry"], table, where)
+            whole = record["geometry"]
+            check_geometry(_within(whole, table) if partial else whole, table, where)
         saved, given = (
             {repr(path): kind for path, kind in kinds.items()}
             for kinds in (record["arrays"], _kinds(target))
@@ -208,7 +212,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
                 raise self._damaged(step, f"{path!r} is not the array that was saved")
         return Restored(step, tree, record["extra"])
 
-    def read_extra(self, step: int | None = None) -> Any:
+    def read_extra(self, step: SupportsIndex | None = None) -> Any:
         """Return the `extra` of the newest or given step, or None, to build a target from it."""
         step = self._choose(step)
         return None if step is None else self._record(step)["extra"]
@@ -246,7 +250,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             self._held, self._locked = held.pop_all(), True
         self.manager.reload()  # Orbax overwrites steps that it has not loaded
 
-    def _choose(self, step: int | None) -> int | None:
+    def _choose(self, given: SupportsIndex | None) -> int | None:
+        step = None if given is None else _whole(given)
         self.wait()
         self.manager.reload()
         steps = sorted(self.manager.all_steps())
@@ -288,6 +293,19 @@ def _in_all_processes(call: Callable[[Any], Any], value: Any) -> Any:
         ) from error
 
 
+def _whole(step: Any) -> int:
+    step = step.item() if isinstance(step, jax.Array) and not step.ndim else step
+    check_number("step", step, within="[0, inf)", whole=True)
+    return int(step)
+
+
+def _refuse(value: Any) -> None:
+    raise TypeError(
+        "extra must be JSON (numbers, text, None, and lists and dictionaries of them); got"
+        f" {shown(value)}, a {type(value).__name__}: write float(x), int(x) or x.tolist()"
+    )
+
+
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:160]
 
@@ -327,6 +345,12 @@ def check_geometry(saved: Mapping[str, Any], table: Table, where: str = "the ste
     hint = "continue with that geometry, or restore without a table if the change is meant"
     given = _without_copies(describe_geometry(table))
     _check_equal(f"{where} was saved with another geometry", _without_copies(saved), given, hint)
+
+
+def _within(saved: Mapping[str, Any], table: Table) -> dict[str, Any]:
+    """Return the part of a saved geometry about the parameters of a table."""
+    paths = {repr(row.path) for row in table.rows}
+    return {key: x for key, x in saved.items() if key.partition(" of ")[2] in paths}
 
 
 def _check_equal(what: str, saved: Mapping[str, Any], given: Mapping[str, Any], hint: str) -> None:

@@ -21,6 +21,7 @@ import orbax.checkpoint as ocp
 import pytest
 from flax.traverse_util import flatten_dict
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jaxtyping import config
 
 from manifoldmuon import optim
 from manifoldmuon._internal.trees.paths import path_string
@@ -174,7 +175,7 @@ UNSUPPORTED: list[tuple[Any, Any, str]] = [
     ({"name": "run 1"}, None, "'name' must be an array of numbers or a number; got a str: save"),
     ({"w": np.array(["a"])}, None, "'w' must be an array of numbers or a number; got a ndarray"),
     ({"a": {"b": 1}, "a/b": 1}, None, "paths that read the same: rename a key"),
-    (OURS, {1j}, "not JSON serializable"),
+    (OURS, {"loss": np.float32(3)}, r"extra must be JSON .* got .*3.0.*, a float32: write float"),
 ]
 
 
@@ -184,6 +185,26 @@ def test_unsupported_trees_raise(tree, extra, message, tmp_path):
         with pytest.raises((TypeError, ValueError), match=message):
             saved.save(1, tree, extra=extra)
         assert saved.restore(OURS) is None
+
+
+@pytest.mark.parametrize("step", [2.0, np.float32(4), True, -1, "5", None])
+def test_steps_that_are_no_numbers_raise(step, tmp_path, monkeypatch):
+    """Orbax writes them into folders that it does not find again."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+    with Checkpoints(tmp_path) as saved:
+        with pytest.raises(ValueError, match=r"^step must be a whole number in \[0, inf\); got "):
+            saved.save(step, OURS)
+        assert saved.restore(OURS) is None
+
+
+@pytest.mark.parametrize("step", [0, np.int64(3), 2**40])
+def test_steps_are_whole_numbers_of_any_type(step, tmp_path):
+    with Checkpoints(tmp_path) as saved:
+        saved.save(step, OURS)
+        saved.save(jnp.int32(2**31 - 1) if step < 2**31 else step + 1, OURS)
+    with Checkpoints(tmp_path) as saved:
+        assert restored(saved, OURS, step=step).step == step
+        assert restored(saved, OURS).step == max(2**31 - 1, int(step) + 1)
 
 
 @pytest.mark.slow
@@ -501,6 +522,15 @@ def test_partial_restore_checks_geometry_and_its_own_leaves(run):
             saved.restore(
                 {"params": tree["params"]}, optim.tabulate(SPHERES, tree["params"]), partial=True
             )
+        part = {"w": tree["params"]["w"]}
+        found = saved.restore(
+            {"params": part}, optim.tabulate({"w": GEOMETRY["w"]}, part), partial=True
+        )
+        assert found is not None
+        assert bits(found.tree) == bits({"params": part})
+        other = optim.tabulate({"w": SPHERES["w"]}, part)
+        with pytest.raises(CheckpointError, match="another geometry"):
+            saved.restore({"params": part}, other, partial=True)
         wrong = {"params": {"w": jnp.eye(16, 8), "c": jnp.zeros(16)}}
         with pytest.raises(CheckpointError, match="'params/c' was nothing and is .* optimizer$"):
             saved.restore(wrong, partial=True)

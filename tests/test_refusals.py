@@ -31,6 +31,7 @@ from manifoldmuon.modules import *
 from manifoldmuon.norms import *
 from manifoldmuon.optim import *
 from manifoldmuon.robustness import *
+from tests.instances import MANIFOLDS
 
 KEY, NAN = jax.random.key(0), math.nan
 FLAT, MATRIX = Euclidean(), Hypersphere(ndim=2)
@@ -47,9 +48,10 @@ UNIT = np.eye(3, dtype=np.float32)[0]
 REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: msign(COMPLEX), "complex numbers are not supported; got complex64. Keep real and"),
     (lambda: msign(jnp.ones(3)), "msign takes matrices in the trailing two axes; got an array of"),
-    (lambda: msign(jnp.ones((2, 2), jnp.int32)), "msign takes a real floating dtype; got int32"),
+    (lambda: msign(jnp.ones((2, 2), jnp.int32)), "expected floating-point numbers; got int32"),
     (lambda: msign(jnp.ones((2, 2)), MUON), "method must be a MsignMethod: write"),
     (lambda: msign(jnp.ones((2, 2)), SVD), "method must be a MsignMethod such as SVD(); got"),
+    (lambda: clip_singular_values(jnp.eye(2), -1.0), "clip_singular_values(upper) must be a"),
     (lambda: inverse_sqrt(jnp.eye(2), SVD()), "schedule must be a Schedule such as"),
     (lambda: power_iteration(jnp.eye(2), jnp.ones(2), steps=-1), "steps must not be negative; got"),
     (lambda: NewtonSchulz(SVD()), "NewtonSchulz.schedule must be a Schedule such as"),
@@ -257,6 +259,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: matrix_bounds(Stiefel(), (3,)), "matrix_bounds: shape: its length must be a finite"),
     (lambda: matrix_bounds(Spectral(), ()), "matrix_bounds: shape: its length must be a finite"),
     (lambda: bound(ExternalModule(Param("a", Stiefel()))), "bound(params) is missing: an"),
+    (lambda: jax.jit(lambda w: bound(Linear(1, 2), w).lipschitz_inputs)(jnp.ones((2, 1))),
+     "bound(params) computes in float64 by NumPy: call it outside of jax.jit"),
     (lambda: bound(Abs(), input_norm="1"), "bound(input_norm) must be a number >= 0 or a"),
 
     (lambda: manifold_muon("0.1", FLAT), "manifold_muon: learning_rate must be a finite number in"),
@@ -405,6 +409,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: margin_cross_entropy(LOGITS, LABELS, -1, 1), "margin_cross_entropy: offset must be a"),
     (lambda: margin_cross_entropy(LOGITS, LABELS, 1, 0), "margin_cross_entropy: temperature must"),
     (lambda: certify(Linear(3, 2), COMPLEX, np.ones((4, 2))), "certify: logits must be real and"),
+    (lambda: certify(Linear(3, 2), np.ones((3, 2)), np.ones((2, 2)), [1, 3]),
+     "certify(labels) must be 0 to 2; got 3"),
     (lambda: certify(Linear(1, 2), jnp.ones((1, 2)), np.ones((4, 2))), "the network must return"),
     (lambda: certify(jnp.ones((1, 2)), Linear(1, 2), np.ones((4, 2))), "certify(net) must be a"),
     (lambda: bound(jnp.ones((1, 2)), Linear(1, 2)), "bound(module) must be a Module or"),
@@ -424,6 +430,24 @@ def test_invalid_arguments_raise(call, message):
         call()
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_integers_are_refused(case):
+    """Points on these sets are no integers: rounded to the dtype of the argument they would be."""
+    manifold, key = case.manifold, jax.random.key(0)
+    whole, real = (jnp.ones(case.shape, dtype) for dtype in (jnp.int32, jnp.float32))
+    calls = [
+        lambda: manifold.random_point(key, case.shape, jnp.int32),
+        *(lambda x=x: manifold.project_tangent(*x) for x in ((whole, real), (real, whole))),
+        *(lambda x=x: manifold.steepest(*x) for x in ((whole, real), (real, whole))),
+        *(lambda x=x: manifold.retract(*x) for x in ((whole, real), (real, whole))),
+    ]
+    if manifold.constrained:
+        calls += [lambda: manifold.project(whole), lambda: manifold.distance(whole)]
+    for call in calls:
+        with pytest.raises(TypeError, match="floating"):
+            call()
 
 
 class DualityMapOnly(MaxAbs):

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.core import Tracer
 
 from manifoldmuon import modules
 from manifoldmuon._internal.arguments import check_number, one_of
@@ -202,7 +203,8 @@ def bound(
         only without `params`. In flat space every distance is 0, and the assumed norm stays 1.
 
     Raises:
-      TypeError: the type of a module or manifold has no rule; the message says how to add it.
+      TypeError: the type of a module or manifold has no rule (the message says how to add it), or
+        `params` are traced by `jax.jit`.
       ValueError: sizes or weights do not fit.
 
     Examples:
@@ -217,6 +219,8 @@ def bound(
             "bound(radius) needs params, the centre of the ball; bound(drift) takes no params"
         )
     one_of(modules.Module, modules.ExternalModule)("bound(module)", module)
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(params)):
+        raise TypeError("bound(params) computes in float64 by NumPy: call it outside of jax.jit")
     external = None
     if isinstance(module, modules.ExternalModule):
         if params is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import EllipsisType
 from typing import Any, NamedTuple, cast
@@ -44,8 +45,11 @@ class Role(NamedTuple):
 REST = Role("rest")
 TABLE = Role("embedding")
 
-Shapes = Callable[[Any], Mapping[str, tuple[int, ...]]]
-"""`shapes(module)`: shapes of the module's own parameters by name, without stacking."""
+Single = tuple[int | None, ...]
+"""The shape of a parameter without stacking; None for a length that the module does not know."""
+
+Shapes = Callable[[Any], Mapping[str, Single]]
+"""`shapes(module)`: shapes of the module's own parameters by name."""
 
 Reader = Callable[[Any, bool], Mapping[str, Role]]
 """`reader(module, per_head)`: roles by path below the module; `*` matches its own parameters."""
@@ -198,7 +202,7 @@ def entries(
     readers: Mapping[type, Reader],
     choices: Choices,
     params: Any,
-    single: Mapping[str, tuple[int, ...]],
+    single: Mapping[str, Single],
     rescaling: tuple[type, ...] = (),
 ) -> dict[str, Entry | None]:
     """Return the entry of every parameter by path, checked against its shape.
@@ -220,8 +224,6 @@ def entries(
     for path, owners in parameters:
         owners = [(path.removeprefix(above).removeprefix("/"), owner) for above, owner in owners]
         role = _read(owners, readers, choices.per_head)
-        if role is not None and path in single:
-            role = _in_stack(path, role, shapes[path], single[path])
         if (rule := paths.first_match(path)) is not None:
             key, entry = paths.rules[rule]
         elif (hit := _find_type(owners, types)) is not None:
@@ -230,13 +232,13 @@ def entries(
             entry = getattr(choices, role.choice)
             if role.choice != "rest" and entry is not None and entry.constrained:
                 _refuse_rescaled(path, owners, rescaling, entry)
-            resolved[path] = _place(entry, role, path, shapes[path])
+            resolved[path] = _place(entry, role, path, shapes[path], single.get(path))
             continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue
         used.add(key)
-        resolved[path] = _place(entry, role, path, shapes[path])
+        resolved[path] = _place(entry, role, path, shapes[path], single.get(path))
     if unknown:
         raise TypeError(_unknown(unknown))
     if idle := [getattr(key, "__name__", key) for key in overrides if key not in used]:
@@ -263,7 +265,7 @@ def _read(
 
 def single_shapes(
     parameters: Iterable[tuple[str, Sequence[tuple[str, Any]]]], shapes: Mapping[type, Shapes]
-) -> dict[str, tuple[int, ...]]:
+) -> dict[str, Single]:
     """Return the shape of each parameter in an unstacked copy of its innermost module, if known."""
     single = {}
     for path, owners in parameters:
@@ -275,22 +277,32 @@ def single_shapes(
     return single
 
 
-def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: tuple[int, ...]) -> Role:
+def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: Single) -> Role:
     """Return a role with its layout in a stack of modules, along any axis.
 
     `nnx.vmap(out_axes=1)` and Linen's `variable_axes={"params": 1}` stack along an inner axis,
-    which would pass for fan-in. A leading stack axis, the default of both, is preferred if it fits.
+    which would pass for fan-in. If the first axis can be that of the stack, the default of both, it
+    is taken, with a warning if others can.
     """
     size = len(shape)
-    kept = itertools.combinations(range(size), len(single))
-    options = [axes for axes in kept if tuple([shape[i] for i in axes]) == single]
-    if tuple(range(size - len(single), size)) in options or role.choice == "rest":
+    hint = f"give the layout: overrides={{{path!r}: manifold.with_axes(in_axes, out_axes)}}"
+    options = [
+        kept
+        for kept in itertools.combinations(range(size), len(single))
+        if all(x in (None, shape[i]) for i, x in zip(kept, single, strict=True))
+    ]
+    if tuple(range(size - len(single), size)) in options or role == REST:
+        if len(options) > 1 and None not in single and role != REST:
+            warnings.warn(
+                f"geometry: {path!r} has shape {shape}, and a single copy of its module {single}:"
+                f" the first axis is taken for that of the stack; if it is another, {hint}",
+                stacklevel=5,
+            )
         return role
     if len(options) != 1 or role.layout is None:
         raise ValueError(
             f"geometry: {path!r} has shape {shape}; a single copy of its module has {single}: stack"
-            f" copies along the first axis, or give the layout: overrides={{{path!r}:"
-            " manifold.with_axes(in_axes, out_axes)}"
+            f" copies along the first axis, or {hint}"
         )
 
     def shift_axes(layout: Layout | None) -> Layout | None:
@@ -316,10 +328,14 @@ def _find_type(owners: list[tuple[str, Any]], types: Mapping[type, Any]) -> Any:
     return None
 
 
-def _place(entry: Any, role: Role | None, path: str, shape: tuple[int, ...]) -> Any:
+def _place(
+    entry: Any, role: Role | None, path: str, shape: tuple[int, ...], single: Single | None
+) -> Any:
     """Return a manifold in the layout of a role, stacks declared; other entries do not change."""
     if not isinstance(entry, Manifold) or role is None:
         return entry
+    if single is not None:
+        role = _in_stack(path, role, shape, single)
     placed: Manifold | LaidOut = entry
     if role.layout is not None:
         placed = _lay_out(entry, role, path)

@@ -140,6 +140,12 @@ _READERS: dict[type, reading.Reader] = {
 }
 
 
+def _cell(module: eqx.nn.GRUCell | eqx.nn.LSTMCell) -> dict[str, tuple[int, ...]]:
+    gates = 3 if isinstance(module, eqx.nn.GRUCell) else 4
+    widths = {"weight_ih": module.input_size, "weight_hh": module.hidden_size}
+    return {name: (gates * module.hidden_size, width) for name, width in widths.items()}
+
+
 def _width(features: Any) -> int:
     return 1 if features == "scalar" else features
 
@@ -155,4 +161,6 @@ _SHAPES: dict[type, reading.Shapes] = {
     eqx.nn.Conv: _kernel,
     eqx.nn.ConvTranspose: _kernel,
     eqx.nn.Embedding: lambda m: {"weight": (m.num_embeddings, m.embedding_size)},
+    eqx.nn.GRUCell: _cell,
+    eqx.nn.LSTMCell: _cell,
 }

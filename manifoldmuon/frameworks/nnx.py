@@ -81,6 +81,10 @@ def geometry(
         `optim.resolve_geometry`), the axis of a stack is ambiguous, `Lipschitz()` cannot bound a
         convolution, or `WeightNorm` or `SpectralNorm` rescales a constrained weight.
 
+    Warns:
+      UserWarning: the first axis is taken for that of a stack, and others fit as well, as in four
+        stacked 4 x 4 kernels.
+
     Examples:
       >>> from flax import nnx as flax_nnx
       >>> model = flax_nnx.Linear(2, 3, rngs=flax_nnx.Rngs(0))
@@ -182,4 +186,5 @@ _SHAPES: dict[type, reading.Shapes] = {
     nnx.Conv: lambda m: {"kernel": tuple(m.kernel_shape)},
     nnx.ConvTranspose: lambda m: {"kernel": tuple(m.kernel_shape)},
     nnx.Embed: lambda m: {"embedding": (m.num_embeddings, m.features)},
+    nnx.LoRA: lambda m: {"lora_a": (m.in_features, None), "lora_b": (None, m.out_features)},
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Squares
 from manifoldmuon.linalg._msign import msign
@@ -58,16 +60,21 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
 
     Args:
       x: matrices in the trailing two axes; leading axes are independent.
-      upper: the largest allowed singular value, positive.
+      upper: the largest allowed singular value, positive; not checked inside `jax.jit`.
       method: method for both calls; None: the default, or `SVD()` in float64.
 
     Returns:
       Shape and dtype of `x`; the arithmetic is done in float32 or wider.
 
+    Raises:
+      ValueError: `upper` is not a positive number.
+
     Examples:
       >>> clip_singular_values(jnp.diag(jnp.array([3.0, 0.5])), 1.0).diagonal().round(4)
       Array([1. , 0.5], dtype=float32)
     """
+    if not isinstance(upper, jax.Array):
+        check_number("clip_singular_values(upper)", upper, within="(0, inf)")
     if x.size == 0:
         return x
     high = arrays.tall(arrays.upcast(x))

@@ -30,8 +30,9 @@ def power_iteration(
       once, and keeps a converged vector.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. Any scale at which the
-        norm is a normal number; norms of rows and columns count only if their squares are finite.
+      x: matrices in the trailing two axes; leading axes are independent. Any scale at which
+        the largest entries are normal numbers (denormal numbers count as zero); norms of rows and
+        columns count only if their squares are finite.
       vector: the right singular vector from the last call. Zeros give a cold start: a vector that x
         maps to zero is replaced by a fixed random vector. (The largest row of x would make results
         depend on the order of sums: Adam's first rows are equal.)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 
-from manifoldmuon._internal.matrices.arrays import Matrices, match_orientation, tall
+from manifoldmuon._internal.matrices.arrays import Matrices, check_floating, match_orientation, tall
 from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg._newton_schulz import GramNewtonSchulz, MsignMethod
@@ -84,10 +83,7 @@ def msign(x: Matrices, method: MsignMethod | None = None) -> Matrices:
         raise ValueError(
             f"msign takes matrices in the trailing two axes; got an array of shape {x.shape}"
         )
-    if not jnp.issubdtype(
-        x.dtype, jnp.inexact
-    ):  # complex numbers are refused by `scale_to_unit_exponent`
-        raise TypeError(f"msign takes a real floating dtype; got {x.dtype}")
+    check_floating(x.dtype)
     return _msign(x, method)
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import check_axes, check_kind, check_number
+from manifoldmuon._internal.arguments import check_axes, check_dtype, check_kind, check_number
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Floats, Matrices
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
@@ -76,6 +76,8 @@ class Manifold(Value, abc.ABC):
         for name in ("project_tangent", "steepest", "retract"):
             if name in vars(cls):
                 setattr(cls, name, _guarded(vars(cls)[name], name))
+        if "random_point" in vars(cls):
+            cls.random_point = _floating(cls.random_point)
 
     @property
     @abc.abstractmethod
@@ -203,6 +205,15 @@ class Manifold(Value, abc.ABC):
         return LaidOut(self, Layout(ndim=self.ndim + axes))
 
 
+def _floating(random_point: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(random_point)
+    def checked(self: Manifold, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        check_dtype(f"{type(self).__name__}.random_point(dtype)", dtype)
+        return random_point(self, key, shape, dtype)
+
+    return checked
+
+
 def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Let the formula of a method treat bad shapes, tiny and huge numbers, rounding, zero steps.
 
@@ -222,6 +233,8 @@ def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
                 f"{type(self).__name__}.{name}: {second} has the shape {np.shape(vector)}, and"
                 f" {first} {np.shape(point)}. Give both the same shape"
             )
+        arrays.check_floating(jnp.result_type(point))
+        arrays.check_floating(jnp.result_type(vector))
         ndim = self.factor_ndim
         if name != "steepest" and not self.constrained:
             return method(self, *args, **options)

@@ -126,7 +126,7 @@ def certify(
       params: its weights.
       images: `(n, ...)`, in the unit of the radii, such as pixels from 0 to 255 or to 1. Lengths
         are taken over all axes but the first.
-      labels: `(n,)` whole numbers, the true classes.
+      labels: `(n,)` whole numbers, the true classes, from 0.
       model: the forward function of the model that an `ExternalModule` declares, with its weights
         and in evaluation mode: what the network reads, `(n, ...)` in float32, to logits
         `(n, classes)`. The logits of the declared network must agree with it on all images, to
@@ -181,9 +181,12 @@ def certify(
         raise ValueError(
             f"the network must return logits (n, 2 classes or more); got {logits.shape}"
         )
+    classes = logits.shape[1]
+    if truth is not None and (wrong := truth[(truth < 0) | (truth >= classes)]).size:
+        raise ValueError(f"certify(labels) must be 0 to {classes - 1}; got {wrong[0]}")
     if model is not None:
         _check_same_logits(logits, model, chunks)
-    bounds, distances = _classes(net, params, x.ndim - 1, logits.shape[-1])
+    bounds, distances = _classes(net, params, x.ndim - 1, classes)
     radii, predicted = _radii(logits, bounds.lipschitz_inputs * distances)
     radii = radii * float(np.min(unit))
     return CertificationResult(net, params, x, truth, zero, unit, predicted, radii, bounds)

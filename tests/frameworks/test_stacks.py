@@ -86,6 +86,40 @@ def test_convolution_stack_on_later_axis_keeps_taps():
     np.testing.assert_allclose(np.linalg.svd(copies, compute_uv=False), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("axis", [0, 1, 2])
+@pytest.mark.parametrize("kind", [eqx.nn.LSTMCell, eqx.nn.GRUCell])
+def test_gates_of_stacked_cells_are_matrices(kind, axis):
+    model = equinox_stack(lambda key: kind(3, 5, use_bias=False, key=key), axis)
+    params = eqx.filter(model, eqx.is_array)
+    moved = optim.project_tree(equinox_reader.geometry(model, Stiefel()), params)
+    copies = np.moveaxis(np.asarray(moved.weight_ih, np.float64), axis, 0)
+    found = np.linalg.svd(copies.reshape(COPIES, -1, 5, 3), compute_uv=False)
+    np.testing.assert_allclose(found, 1, atol=1e-5)
+
+
+def test_adapters_stacked_on_later_axis_are_refused():
+    """The module does not know its rank."""
+
+    def adapters(axis):
+        return nnx_stack(lambda key: nnx.LoRA(6, 2, 5, rngs=nnx.Rngs(params=key)), axis)
+
+    model = adapters(0)
+    geometry = nnx_reader.lora_geometry(model)
+    moved = optim.project_tree(geometry, nnx.state(model, nnx.LoRAParam))["lora_a"][...]
+    np.testing.assert_allclose(singular_values(moved, 0), (2 / 6) ** 0.5, atol=1e-5)
+    with pytest.raises(ValueError, match=r"'lora_a' has shape \(6, 8, 2\); a single copy"):
+        nnx_reader.lora_geometry(adapters(1))
+    assert nnx_reader.geometry(adapters(1), Stiefel()) == {"lora_a": None, "lora_b": None}
+
+
+def test_first_of_several_possible_stack_axes_is_taken_with_a_warning():
+    model = equinox_stack(lambda key: eqx.nn.Linear(8, 8, use_bias=False, key=key), 0)
+    with pytest.warns(UserWarning, match="'weight' has shape .* the first axis is taken"):
+        geometry = equinox_reader.geometry(model, Stiefel())
+    moved = optim.project_tree(geometry, eqx.filter(model, eqx.is_array))
+    np.testing.assert_allclose(singular_values(moved.weight, 0), 1, atol=1e-5)
+
+
 def test_ambiguous_stack_axis_is_refused():
     """Eight copies of a (3, 8) kernel: the last two axes are indistinguishable."""
     model = equinox_stack(lambda key: eqx.nn.Linear(8, 3, use_bias=False, key=key), 1)

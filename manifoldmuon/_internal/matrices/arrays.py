@@ -5,6 +5,8 @@ Matrices are the trailing two axes; leading axes are independent.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Shaped
@@ -111,14 +113,24 @@ def upcast(x: Floats) -> Floats:
     """Return `x` in float32, or in its own dtype if wider.
 
     Raises:
-      TypeError: `x` is complex. All arrays of the package pass through this function.
+      TypeError: see `check_floating`. All arrays of the package pass through this function.
     """
-    if jnp.issubdtype(x.dtype, jnp.complexfloating):
+    check_floating(x.dtype)
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
+def check_floating(dtype: Any) -> None:
+    """Raise `TypeError` for the dtype of complex numbers, integers or truth values."""
+    if jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
-            f"complex numbers are not supported; got {x.dtype}. Keep real and imaginary part as two"
+            f"complex numbers are not supported; got {dtype}. Keep real and imaginary part as two"
             " parameters, as optax.contrib.split_real_and_imaginary does"
         )
-    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(
+            f"expected floating-point numbers; got {dtype}, to which results would be rounded:"
+            " write x.astype(jnp.float32)"
+        )
 
 
 def product(
