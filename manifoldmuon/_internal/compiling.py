@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
+import weakref
 from typing import Any
 
 import jax
@@ -34,17 +34,39 @@ def compiler_options(arrays: Any, steps: int) -> dict[str, Any]:
 def compiled(function: Any, like: Any) -> Any:
     """Return a function of a kind of leaf and arrays; outside jit, compiled once for each kind.
 
+    Programs live as long as the function, and so does what it closes over.
+
     Args:
       function: takes a hashable value, then arrays.
       like: arrays; their size decides the effort, and outside of jit whether they are traced.
     """
     if is_traced(like):
-        return _jitted(function, inline=True)
-    options = compiler_options(like, steps=1)
-    return _jitted(function, compiler_options=tuple(options.items()))
+        return _program(function, (), True)
+    options = tuple(compiler_options(like, steps=1).items())
+
+    def run(*arguments: Any) -> Any:
+        try:
+            return _program(function, options, False)(*arguments)
+        except ValueError as error:  # the function closes over a traced value
+            if "compiler_options" not in str(error):
+                raise
+            return _program(function, (), False)(*arguments)
+
+    return run
 
 
-@functools.lru_cache(1024)  # each new transformation brings rules of its own
-def _jitted(function: Any, compiler_options: Any = (), inline: bool = False) -> Any:
-    options = dict(compiler_options) or None
-    return jax.jit(function, static_argnums=0, inline=inline, compiler_options=options)
+_PROGRAMS: weakref.WeakKeyDictionary[Any, dict[Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _program(function: Any, options: tuple[Any, ...], inline: bool) -> Any:
+    programs = _PROGRAMS.setdefault(function, {})
+    if (options, inline) not in programs:
+        own = weakref.ref(function)  # a program that holds its key would never be freed
+
+        def call(*arguments: Any) -> Any:
+            return own()(*arguments)  # pyright: ignore[reportOptionalCall]
+
+        call.__name__ = getattr(function, "__name__", "rule")
+        settings: Any = {"compiler_options": dict(options) or None, "inline": inline}
+        programs[options, inline] = jax.jit(call, static_argnums=0, **settings)
+    return programs[options, inline]

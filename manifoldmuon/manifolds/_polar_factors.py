@@ -49,7 +49,7 @@ def polar_by_products(x: Matrices) -> Matrices:
     def amplify(i, x):
         # New numbers in every iteration; constants would be computed by the compiler, in minutes.
         noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), i), x.shape[-2:], x.dtype)
-        return msign(x + 4 * jnp.finfo(x.dtype).eps * noise)
+        return msign(x + 4 * jnp.finfo(x.dtype).eps * jnp.broadcast_to(noise, x.shape))
 
     return jax.lax.fori_loop(0, 4, amplify, x)
 

@@ -273,7 +273,7 @@ def muonh(
     flat = map_geometry(lambda x: Euclidean(norm) if rules.on_sphere(x) else x, geometry)
     steepest: Any = scale_by_steepest(flat, track_gap=False)
     # Directions are computed in the visit below: a closed form has nothing to carry.
-    unchanged = steepest._replace(update=lambda updates, state, params=None: (updates, state))
+    unchanged = steepest._replace(update=lambda updates, state, *_, **extra: (updates, state))
     base = optax.chain(optax.trace(momentum, nesterov, accumulator_dtype), unchanged)
 
     def msign(

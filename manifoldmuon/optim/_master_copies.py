@@ -74,7 +74,9 @@ def with_master_copies(
             return copy if is_hole(step) else (copy + step).astype(copy.dtype)
 
         def move(step, copy, param):
-            return step if is_hole(step) else difference(copy, param)
+            if is_hole(step) or not _is_floating(param):
+                return step
+            return difference(copy, jnp.asarray(param))
 
         copies = jax.tree.map(take, steps, state.copies, is_leaf=is_hole)
         updates = jax.tree.map(move, steps, copies, params, is_leaf=is_hole)
@@ -90,9 +92,14 @@ def _copy(x: Any, dtype: DTypeLike) -> Any:
 
 
 def _cast(x: Any, dtype: DTypeLike) -> Any:
-    return x.astype(_wider(x, dtype)) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    return jnp.asarray(x, _wider(x, dtype)) if _is_floating(x) else x
 
 
 def _wider(x: Any, dtype: DTypeLike) -> Any:
     """Return the wider of two dtypes: a copy never has fewer bits than its parameter."""
-    return jnp.promote_types(x.dtype, dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype
+    own = jnp.result_type(x)
+    return jnp.promote_types(own, dtype) if jnp.issubdtype(own, jnp.floating) else own
+
+
+def _is_floating(x: Any) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.floating)

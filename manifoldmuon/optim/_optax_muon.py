@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -18,7 +19,8 @@ from manifoldmuon._internal.trees.paths import is_function, path_string
 from manifoldmuon.linalg import MsignMethod, msign
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout, Manifold
 from manifoldmuon.norms import Spectral
-from manifoldmuon.optim._execute import map_leaves
+from manifoldmuon.optim._execute import execute
+from manifoldmuon.optim._plan import plan_updates
 
 _Dims = optax.contrib.MuonDimensionNumbers
 _JORDAN = 3.4445, -4.7750, 2.0315
@@ -150,16 +152,18 @@ def _scale_by_muon(
         beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **iteration
     )  # the iteration alone, without momentum
 
-    def polar(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+    def polar(manifold: Manifold, point: jax.Array, update: jax.Array, _: Any) -> jax.Array:
         if method is not None:
             return msign(update, method).astype(update.dtype)
         orthogonal = alone.update(update, alone.init(update))[0]
         return orthogonal / _shape_factor(update.shape) if _SCALES_BY_SHAPE else orthogonal
 
-    def times_dual_norm(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+    def times_dual_norm(
+        manifold: Manifold, point: jax.Array, update: jax.Array, _: Any
+    ) -> jax.Array:
         return jnp.sum(point * update) * update  # a single number for a leaf, copies included
 
-    def scale(manifold: Manifold, point: jax.Array, update: jax.Array) -> jax.Array:
+    def scale(manifold: Manifold, point: jax.Array, update: jax.Array, _: Any) -> jax.Array:
         return (update * _shape_factor(update.shape, consistent_rms)).astype(update.dtype)
 
     def update_fn(updates, state, params=None):
@@ -172,11 +176,12 @@ def _scale_by_muon(
         else:
             moment = trees.tree_bias_correction(mu, beta, count)
         moment = moment if params is None else shard_alike(moment, params)
-        geometry = _geometry(dims, moment)
-        updates, _ = map_leaves(polar, geometry, moment, moment, name="optax_muon", divide=True)
+        plan = plan_updates("optax_muon", _geometry(dims, moment), moment, moment)
+        visit = functools.partial(execute, "optax_muon", plan)
+        updates, _ = visit(polar, (moment, moment), divide=True)
         if adaptive:
-            updates, _ = map_leaves(times_dual_norm, geometry, updates, moment, stack=False)
-        updates, _ = map_leaves(scale, geometry, updates, updates, stack=False)
+            updates, _ = visit(times_dual_norm, (moment, updates), stack=False)
+        updates, _ = visit(scale, (updates, updates), stack=False)
         mu = trees.tree_cast(mu, mu_dtype)
         return updates, state._replace(count=count, mu=mu)
 

@@ -163,7 +163,7 @@ def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
 
 
 def refuse_far(geometry: Geometry, params: Any) -> None:
-    """Raise `ValueError` for parameters at a distance above 0.1 from their manifolds.
+    """Raise `ValueError` for parameters farther than 0.1 from their manifolds, or not finite.
 
     Inside `jax.jit` the compiled program raises when it runs; see `check_values`. Leaves out
     unconstrained, empty and abstract parameters, outside of jit arrays spread over several
@@ -207,7 +207,7 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
         sizes = jax.device_get(measure(entries, list(arrays)))
         distances |= dict(zip(paths, map(float, sizes), strict=True))
     # Read values only where an error is certain.
-    zero = [distances[path] > _FAR and not np.any(leaf) for path, _, leaf in known]
+    zero = [not distances[path] <= _FAR and not np.any(leaf) for path, _, leaf in known]
     _raise_if_far([p for p, *_ in known], *[distances[p] for p, *_ in known], *zero)
     if traced:
         paths, entries, leaves = zip(*traced, strict=True)
@@ -219,16 +219,18 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
 
 
 def _raise_if_far(paths: list[str], *numbers: Any) -> None:
-    """Raise for distances above 0.1; `numbers` are the distances, then whether all is zero."""
+    """Raise for distances above 0.1, or NaN; `numbers` are these, then whether all is zero."""
     sizes = {path: float(x) for path, x in zip(paths, numbers, strict=False)}
-    far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if x > _FAR]
+    # A NaN is far, too.
+    far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if not x <= _FAR]
     if far:
         is_zero = zip(paths, numbers[len(paths) :], strict=True)
-        zeros = [path for path, x in is_zero if x and sizes[path] > _FAR][:_SHOWN]
+        zeros = [path for path, x in is_zero if x and not sizes[path] <= _FAR][:_SHOWN]
         hint = (
             f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
             f" model computes. {ADAPTERS}"
         )
+        lost = any(math.isnan(x) for x in sizes.values())
         more = [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
         raise ValueError(
             f"parameters are far from their manifolds: {', '.join(far[:_SHOWN] + more)}."
@@ -236,17 +238,18 @@ def _raise_if_far(paths: list[str], *numbers: Any) -> None:
             " from optim.init_tree(geometry, key, params), which gives random points. If a trainer"
             " makes the weights, optim.start_on(tx, geometry) moves them in the first update."
             + (hint if zeros else "")
+            + (" Those at distance nan are not finite, or overflow when squared." if lost else "")
         )
 
 
 def _numpy_distance(manifold: Any, matrices: Any) -> float:
     """Return the largest distance from orthonormal matrices, without compiling a program."""
     point: Any = np.asarray(matrices).astype(np.float64)
+    if not np.isfinite(point).all():
+        return math.nan
     point = point / scale_of(manifold.scale, point.shape[-2:])
     wide = point.shape[-2] < point.shape[-1]
     gram = point @ point.mT if wide else point.mT @ point
-    if not np.isfinite(gram).all():
-        return math.nan
     return float(np.abs(np.sqrt(np.maximum(np.linalg.eigvalsh(gram), 0)) - 1).max())
 
 

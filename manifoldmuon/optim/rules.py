@@ -4,6 +4,7 @@ A rule is a pure function `rule(manifold, point, update, given) -> (update, resu
 leading axes are independent points, `given` holds known values by name, and `results` the values
 for the next rules and the state. The first rule gets the gradient in its own dtype, which says how
 much of it is rounding: compute in float32 or wider. Equal weights are stacked: try a rule on two.
+Outside of `jax.jit`, too, a rule is traced, once for each shape.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from manifoldmuon._internal.matrices import arrays, powers_of_two
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
@@ -42,8 +44,11 @@ def then(*rules: Rule) -> Rule:
         results: dict[str, Any] = {}
         for rule in rules:
             found = rule(manifold, point, update, {**given, **results})
-            if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)):
-                raise TypeError(f"{rule} must return (update, results), with a dictionary by name")
+            pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
+            if not (pair and isinstance(found[0], jax.Array | np.ndarray)):
+                raise TypeError(
+                    f"{rule} must return (update, results): an array, and a dictionary by name"
+                )
             update, new = found
             results |= new
         return update, results

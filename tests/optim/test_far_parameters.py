@@ -90,7 +90,7 @@ def complaint(init, params):
     return None
 
 
-@pytest.mark.parametrize("factor", [0.02, 0.8, 0.94, 1.06, 1.3, 40.0])
+@pytest.mark.parametrize("factor", [0.02, 0.8, 0.94, 1.06, 1.3, 40.0, np.nan, np.inf])
 def test_compiled_init_gives_words_of_eager_init(factor):
     given = {name: np.float32(factor) * x for name, x in NEAR.items()}
     eager = complaint(optim.retract(SPACES).init, given)

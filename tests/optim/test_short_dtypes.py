@@ -227,6 +227,25 @@ def test_gradient_along_the_point_moves_nothing():
     assert all(np.all(gap == 1) for gap in found[0][1][-1].steepest.gap.values())
 
 
+def test_master_copies_leave_integers_alone():
+    params = {"w": jnp.eye(4, dtype=jnp.bfloat16), "count": jnp.arange(3), "gain": 0.5}
+    geometry = {"w": manifolds.Stiefel(), "count": None, "gain": None}
+    rest = optax.set_to_zero()
+    tx = optim.with_master_copies(optim.manifold_muon(0.1, geometry, rest=rest))
+    grads = {
+        "w": jnp.eye(4, k=1, dtype=jnp.bfloat16),
+        "count": jnp.zeros(3, jnp.int32),
+        "gain": 1.0,
+    }
+    updates, _ = tx.update(grads, tx.init(params), params)
+    assert updates["w"].any()
+    assert updates["count"].dtype == jnp.int32
+    assert not updates["count"].any()
+    assert updates["gain"] == 0
+    with pytest.raises(ValueError, match=r"needs params: call tx.update\(grads, state, params\)"):
+        tx.update(grads, tx.init(params))
+
+
 def test_copies_in_float32_resolve_what_bfloat16_does_not():
     """With master copies the same gradient is no noise: a tangent share of a thousandth."""
     sphere, share = manifolds.Hypersphere(), 1e-3

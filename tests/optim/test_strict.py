@@ -61,6 +61,20 @@ def test_manifold_methods_promote_no_dtypes(case):
         jax.eval_shape(manifold.project, point)
 
 
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_manifold_methods_promote_no_ranks(case):
+    """With `jax_numpy_rank_promotion="raise"`, of a stack."""
+    stack = jax.ShapeDtypeStruct((2, *case.shape), jnp.float32)
+    manifold = case.manifold
+    dual = jax.eval_shape(lambda: manifold.init_dual(stack.shape))
+    with jax.numpy_rank_promotion("raise"):
+        for method in (manifold.project, manifold.distance):
+            jax.eval_shape(method, stack)
+        for method in (manifold.retract, manifold.project_tangent):
+            jax.eval_shape(method, stack, stack)
+        jax.eval_shape(manifold.steepest, stack, stack, dual)
+
+
 def strict() -> contextlib.ExitStack:
     stack = contextlib.ExitStack()
     stack.enter_context(jax.numpy_rank_promotion("raise"))

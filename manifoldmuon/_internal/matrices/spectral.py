@@ -99,8 +99,7 @@ def _tridiagonal_power(
     The power is the projection onto the eigenvector of the largest eigenvalue.
     """
     values, lengths = jnp.moveaxis(values, 0, -1), jnp.moveaxis(lengths, 0, -1)
-    shifted = jnp.eye(values.shape[-1], k=1, dtype=values.dtype)
-    above = shifted * lengths[..., None]
+    above = jnp.where(jnp.eye(values.shape[-1], k=1, dtype=bool), lengths[..., None], 0)
     small = arrays.identity_like(above) * values[..., None] + above + above.mT
 
     def square(_, power):

@@ -119,9 +119,9 @@ def require_arguments(name: str, **arguments: Any) -> None:
     """Raise `ValueError` if an extra argument of `update` is missing."""
     missing = [key for key, value in arguments.items() if value is None]
     if missing:
-        call = ", ".join(f"{key}=..." for key in arguments)
+        call = "".join(f", {key}=..." for key in arguments if key != "params")
         raise ValueError(
-            f"{name} needs {' and '.join(missing)}: call tx.update(grads, state, params, {call})."
+            f"{name} needs {' and '.join(missing)}: call tx.update(grads, state, params{call})."
         )
 
 
