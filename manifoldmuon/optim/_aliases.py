@@ -304,6 +304,9 @@ def adamh(
 ) -> optax.GradientTransformationExtraArgs:
     """AdamH: Adam's directions for weights that keep their initial norm.
 
+    Its moments are those of `optax.scale_by_adam`, in the dtype of the weights: wrap the optimizer
+    in `with_master_copies` for weights in bfloat16.
+
     Args:
       learning_rate: a number or an Optax schedule: an angle to first order.
       geometry: a `Hypersphere` for each weight that keeps its norm, None for weights of `rest`.

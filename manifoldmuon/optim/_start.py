@@ -238,7 +238,11 @@ def _raise_if_far(paths: list[str], *numbers: Any) -> None:
             " from optim.init_tree(geometry, key, params), which gives random points. If a trainer"
             " makes the weights, optim.start_on(tx, geometry) moves them in the first update."
             + (hint if zeros else "")
-            + (" Those at distance nan are not finite, or overflow when squared." if lost else "")
+            + (
+                " Where it is nan, weights are not finite, or overflow when squared."
+                if lost
+                else ""
+            )
         )
 
 

@@ -255,17 +255,9 @@ INSTANCES = {
     ),
     "muonh": Instance(
         optim.muonh,
-        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": None},
-        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
-        {"learning_rate": 0.1, "rest": optax.sgd(0.1)},
-        scale_free=False,
-    ),
-    "adamh": Instance(
-        optim.adamh,
         {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
         {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
         {"learning_rate": 0.1},
-        scale_free=False,
     ),
     "qk clip": Instance(
         with_clipped_heads,
