@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -109,8 +110,8 @@ def test_eager_updates_keep_the_sharding_of_equal_weights(name, kind, spec):
         for name, key in zip("ab", keys, strict=True)
     }
     params, tx = jax.device_put(alone, sharding), MAKERS[name]()
-    expected, _ = tx.update(alone, tx.init(alone), alone)
-    found, _ = tx.update(params, tx.init(params), params)
+    expected: Any = tx.update(alone, tx.init(alone), alone)[0]
+    found: Any = tx.update(params, tx.init(params), params)[0]
     for key, x in found.items():
         assert x.sharding.is_equivalent_to(sharding, 2)
         np.testing.assert_allclose(x, expected[key], atol=1e-5)

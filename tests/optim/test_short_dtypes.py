@@ -237,7 +237,7 @@ def test_master_copies_leave_integers_alone():
         "count": jnp.zeros(3, jnp.int32),
         "gain": 1.0,
     }
-    updates, _ = tx.update(grads, tx.init(params), params)
+    updates: Any = tx.update(grads, tx.init(params), params)[0]
     assert updates["w"].any()
     assert updates["count"].dtype == jnp.int32
     assert not updates["count"].any()
