@@ -37,6 +37,6 @@ class PlainAnnotations(griffe.Extension):
         for parameter in func.parameters:
             text = str(parameter.annotation)
             whole = text.removesuffix(" | None")
-            kind = self.aliases.get(whole.removeprefix("arguments."))
-            if kind := kind or kind_of(ast.parse(whole, mode="eval").body):
+            own = self.aliases.get(whole.removeprefix("arguments."))
+            if kind := own or kind_of(ast.parse(whole, mode="eval").body):
                 parameter.annotation = kind + text.removeprefix(whole)

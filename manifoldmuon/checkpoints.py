@@ -126,7 +126,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             manifold is not data, such as a lambda.
           ValueError: `step` is not a whole number, or two leaves have the same path.
         """
-        step = _whole(step)
+        step = _step_number(step)
         self._lock()
         newest = self.manager.latest_step()
         if newest is not None and step <= newest:  # Orbax would skip it without an error
@@ -143,7 +143,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             "arrays": _kinds(tree),
             "digests": _digests(tree),
             "geometry": None if table is None else describe_geometry(table),
-            "extra": json.loads(json.dumps(extra, default=_refuse)),  # as JSON will return it
+            "extra": json.loads(json.dumps(extra, default=_refuse_extra)),  # as JSON will return it
         }
         # Orbax rejects arrays without entries.
         whole = ocp.args.PyTreeSave(jax.tree.map(lambda x: x if np.size(x) else None, tree))
@@ -251,7 +251,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         self.manager.reload()  # Orbax overwrites steps that it has not loaded
 
     def _choose(self, given: SupportsIndex | None) -> int | None:
-        step = None if given is None else _whole(given)
+        step = None if given is None else _step_number(given)
         self.wait()
         self.manager.reload()
         steps = sorted(self.manager.all_steps())
@@ -293,13 +293,13 @@ def _in_all_processes(call: Callable[[Any], Any], value: Any) -> Any:
         ) from error
 
 
-def _whole(step: Any) -> int:
+def _step_number(step: Any) -> int:
     step = step.item() if isinstance(step, jax.Array) and not step.ndim else step
     check_number("step", step, within="[0, inf)", whole=True)
     return int(step)
 
 
-def _refuse(value: Any) -> None:
+def _refuse_extra(value: Any) -> None:
     raise TypeError(
         "extra must be JSON (numbers, text, None, and lists and dictionaries of them); got"
         f" {shown(value)}, a {type(value).__name__}: write float(x), int(x) or x.tolist()"

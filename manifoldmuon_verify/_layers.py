@@ -34,15 +34,7 @@ import numpy as np
 
 from manifoldmuon_verify._files import Stored
 from manifoldmuon_verify._refusal import Refused, short
-from manifoldmuon_verify._rounding import (
-    Arithmetic,
-    down,
-    norm,
-    operator_norm,
-    product,
-    total,
-    up,
-)
+from manifoldmuon_verify._rounding import Arithmetic, down, norm, operator_norm, product, total, up
 from manifoldmuon_verify._singular import SingularValues, singular_values
 
 Shape = tuple[int, ...]

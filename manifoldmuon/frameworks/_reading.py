@@ -284,6 +284,8 @@ def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: Single) -> 
     which would pass for fan-in. If the first axis can be that of the stack, the default of both, it
     is taken, with a warning if others can.
     """
+    if role == REST:
+        return role
     size = len(shape)
     hint = f"give the layout: overrides={{{path!r}: manifold.with_axes(in_axes, out_axes)}}"
     options = [
@@ -291,8 +293,8 @@ def _in_stack(path: str, role: Role, shape: tuple[int, ...], single: Single) -> 
         for kept in itertools.combinations(range(size), len(single))
         if all(x in (None, shape[i]) for i, x in zip(kept, single, strict=True))
     ]
-    if tuple(range(size - len(single), size)) in options or role == REST:
-        if len(options) > 1 and None not in single and role != REST:
+    if tuple(range(size - len(single), size)) in options:
+        if len(options) > 1 and None not in single:
             warnings.warn(
                 f"geometry: {path!r} has shape {shape}, and a single copy of its module {single}:"
                 f" the first axis is taken for that of the stack; if it is another, {hint}",

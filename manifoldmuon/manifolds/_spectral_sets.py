@@ -19,10 +19,7 @@ from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Tall, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import inverse_sqrt_minus_one, largest_row_sum
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    times_power_of_two,
-)
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.matrices.rounding import bounded_step
 from manifoldmuon._internal.scales import ScaleRule, check_scale
 from manifoldmuon.linalg import TRAINING_MSIGN, positive_part, spectral_projector

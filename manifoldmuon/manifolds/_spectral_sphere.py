@@ -13,21 +13,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, PRNGKeyArray
 
-from manifoldmuon._internal.arguments import (
-    check_fields,
-    check_kind,
-    check_step_norm,
-)
+from manifoldmuon._internal.arguments import check_fields, check_kind, check_step_norm
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Vectors
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    to_unit_norm,
-)
-from manifoldmuon._internal.matrices.rounding import (
-    noise_share,
-    without,
-)
+from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
+from manifoldmuon._internal.matrices.rounding import noise_share, without
 from manifoldmuon._internal.matrices.spectral import (
     largest_eigenpair,
     largest_eigenvalue,

@@ -14,10 +14,7 @@ from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers, Vectors
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, to_unit_norm
-from manifoldmuon._internal.matrices.rounding import (
-    bounded_step,
-    without,
-)
+from manifoldmuon._internal.matrices.rounding import bounded_step, without
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import BOUNDED_MSIGN, TRAINING_MSIGN
 from manifoldmuon.manifolds import solvers

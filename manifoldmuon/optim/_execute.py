@@ -257,9 +257,10 @@ def _unstack(stack: jax.Array, on_mesh: bool) -> Sequence[jax.Array]:
         indices = _numbers(jnp.arange(len(stack), dtype=jnp.int32) + zero)
         return [jax.lax.dynamic_index_in_dim(stack, i, keepdims=False) for i in indices]
 
-    if not isinstance(stack, Tracer) and len(stack.sharding.device_set) == 1:
+    eager = not isinstance(stack, Tracer)
+    if eager and len(stack.sharding.device_set) == 1:
         return list(stack)  # a single program, where slices would compile one each
-    if on_mesh or not stack.size or not isinstance(stack, Tracer):
+    if eager or on_mesh or not stack.size:
         return slices(stack)
     return jax.lax.platform_dependent(stack, cpu=alike, default=slices)
 

@@ -98,7 +98,7 @@ def _cast(x: Any, dtype: DTypeLike) -> Any:
 def _wider(x: Any, dtype: DTypeLike) -> Any:
     """Return the wider of two dtypes: a copy never has fewer bits than its parameter."""
     own = jnp.result_type(x)
-    return jnp.promote_types(own, dtype) if jnp.issubdtype(own, jnp.floating) else own
+    return jnp.promote_types(own, dtype) if _is_floating(x) else own
 
 
 def _is_floating(x: Any) -> bool:

@@ -207,7 +207,7 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
         sizes = jax.device_get(measure(entries, list(arrays)))
         distances |= dict(zip(paths, map(float, sizes), strict=True))
     # Read values only where an error is certain.
-    zero = [not distances[path] <= _FAR and not np.any(leaf) for path, _, leaf in known]
+    zero = [_is_far(distances[path]) and not np.any(leaf) for path, _, leaf in known]
     _raise_if_far([p for p, *_ in known], *[distances[p] for p, *_ in known], *zero)
     if traced:
         paths, entries, leaves = zip(*traced, strict=True)
@@ -218,14 +218,17 @@ def refuse_far(geometry: Geometry, params: Any) -> None:
         first_values.check_values(functools.partial(_raise_if_far, list(paths)), values + zero)
 
 
+def _is_far(distance: float) -> bool:
+    return not distance <= _FAR  # a NaN is far, too
+
+
 def _raise_if_far(paths: list[str], *numbers: Any) -> None:
     """Raise for distances above 0.1, or NaN; `numbers` are these, then whether all is zero."""
     sizes = {path: float(x) for path, x in zip(paths, numbers, strict=False)}
-    # A NaN is far, too.
-    far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if not x <= _FAR]
+    far = [f"{path!r} (distance {x:.2g})" for path, x in sizes.items() if _is_far(x)]
     if far:
         is_zero = zip(paths, numbers[len(paths) :], strict=True)
-        zeros = [path for path, x in is_zero if x and not sizes[path] <= _FAR][:_SHOWN]
+        zeros = [path for path, x in is_zero if x and _is_far(sizes[path])][:_SHOWN]
         hint = (
             f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
             f" model computes. {ADAPTERS}"

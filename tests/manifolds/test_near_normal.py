@@ -12,10 +12,7 @@ import pytest
 from scipy.optimize import minimize_scalar
 
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import (
-    Euclidean,
-    SpectralSphere,
-)
+from manifoldmuon.manifolds import Euclidean, SpectralSphere
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 from manifoldmuon.testing._assertions import wide
 from tests.oracles.sets import size_of

@@ -18,13 +18,7 @@ from manifoldmuon.manifolds import (
     Stiefel,
     retractions,
 )
-from manifoldmuon.minimize import (
-    LBFGS,
-    Auto,
-    Reason,
-    TrustRegion,
-    minimize,
-)
+from manifoldmuon.minimize import LBFGS, Auto, Reason, TrustRegion, minimize
 from manifoldmuon.optim import manifold_muon, project_tangent
 
 METHODS = [LBFGS(), TrustRegion()]

@@ -25,25 +25,23 @@ SPHERE = Hypersphere(ndim=2)
 def test_later_eager_updates_compile_nothing(name):
     """JAX compiles a loop or conditional outside of `jax.jit` in every call."""
     instance = INSTANCES[name]
-    tx, params = instance.tx(), instance.params()
+    check_third_update(instance.tx(), instance.params(), [instance.grads(i) for i in range(3)])
+
+
+def check_third_update(tx, params, grads):
+    """Assert that the third of three updates compiles nothing."""
     state = tx.init(params)
-    for seed in range(2):
-        _, state = tx.update(instance.grads(seed), state, params)
-    grads, before = instance.grads(2), len(COMPILATIONS)
-    updates, _ = tx.update(grads, state, params)
+    for grad in grads[:2]:
+        _, state = tx.update(grad, state, params)
+    before = len(COMPILATIONS)
+    updates, _ = tx.update(grads[2], state, params)
     assert len(COMPILATIONS) == before
     assert jax.tree.structure(updates) == jax.tree.structure(params)
 
 
 def test_later_eager_updates_of_optax_muon_compile_nothing():
     params = {"a": jnp.eye(6, 4), "b": jnp.eye(6, 4), "c": jnp.ones(3)}
-    tx = optim.optax_muon(0.1)
-    state = tx.init(params)
-    for _ in range(2):
-        _, state = tx.update(params, state, params)
-    before = len(COMPILATIONS)
-    tx.update(params, state, params)
-    assert len(COMPILATIONS) == before
+    check_third_update(optim.optax_muon(0.1), params, [params] * 3)
 
 
 @pytest.mark.parametrize("name", INSTANCES)
