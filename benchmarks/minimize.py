@@ -1,6 +1,6 @@
 """First and later calls of `minimize` on pymanopt's example problems, compared with pymanopt.
 
-    python -m benchmarks minimize    # minutes; docs/benchmarks/results/minimize.*
+    python -m benchmarks minimize    # twenty minutes; docs/benchmarks/results/minimize.*
 
 Each cost is written once and traced by both JAX and autograd. Both libraries start at the same
 point, in float64, and stop at a Riemannian gradient of 1e-10. The rival is pymanopt's trust region

@@ -1,7 +1,7 @@
 """`minimize` compared with geojax and smopt on Brockett's cost, in float64.
 
     pip install geojax smopt
-    python -m benchmarks peers    # minutes; docs/benchmarks/results/peers.*
+    python -m benchmarks peers    # seven minutes; docs/benchmarks/results/peers.*
 
 All start at the same point and stop at a Riemannian gradient of 1e-6. Times are CPU seconds of the
 first call, including tracing and compilation, and of a second call. Libraries that are not

@@ -29,6 +29,7 @@ from manifoldmuon.optim._hyperball import norm_keeping
 from manifoldmuon.optim._keep_norms import Radius
 from manifoldmuon.optim._links import scale_by_steepest
 from manifoldmuon.optim._plan import make_plan, plan_updates
+from manifoldmuon.optim._riemannian import scale_by_wide_adam
 
 
 def decay_transformations(
@@ -304,8 +305,7 @@ def adamh(
 ) -> optax.GradientTransformationExtraArgs:
     """AdamH: Adam's directions for weights that keep their initial norm.
 
-    Its moments are those of `optax.scale_by_adam`, in the dtype of the weights: wrap the optimizer
-    in `with_master_copies` for weights in bfloat16.
+    Its moments are those of `optax.scale_by_adam`, in float32 or wider.
 
     Args:
       learning_rate: a number or an Optax schedule: an angle to first order.
@@ -336,7 +336,7 @@ def adamh(
       ...     print(f"{loss:.2f}", end=" ")
       2.00 1.62 1.39 1.19
     """
-    base = optax.scale_by_adam(b1, b2, eps)
+    base = scale_by_wide_adam(b1, b2, eps)
     # Unlike gradients, Adam's updates have no denormal numbers worth their compile time.
     move = functools.partial(rules.unit, radial=radial, over=rules.over_scaled_norm)
     ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)

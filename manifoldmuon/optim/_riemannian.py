@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import jax
 import optax
 from jax.typing import DTypeLike
 
 from manifoldmuon._internal.arguments import Decay, Epsilon, Momentum, Rate, checked
+from manifoldmuon._internal.matrices.arrays import upcast
 from manifoldmuon.optim._chain import chain
 from manifoldmuon.optim._geometry import Geometry
 from manifoldmuon.optim._links import project_tangent, retract
@@ -53,8 +57,8 @@ def riemannian_adam(
       b2: decay of the averaged square.
       eps: added to the root of the averaged square.
       nesterov: whether to look ahead along the average.
-      accumulator_dtype: dtype of the averaged gradient; see `manifold_muon`. The averaged square
-        has the parameter's dtype; bfloat16 loses its small changes: see `with_master_copies`.
+      accumulator_dtype: dtype of the averaged gradient; None for that of the averaged square,
+        float32 or wider.
 
     Returns:
       The chain. `update` needs `params`.
@@ -71,11 +75,28 @@ def riemannian_adam(
     """
     return chain(
         project_tangent(geometry),
-        optax.scale_by_adam(b1, b2, eps, mu_dtype=accumulator_dtype, nesterov=nesterov),
+        scale_by_wide_adam(b1, b2, eps, accumulator_dtype, nesterov),
         project_tangent(geometry),
         optax.scale_by_learning_rate(learning_rate),
         retract(geometry),
     )
+
+
+def scale_by_wide_adam(
+    b1: Any, b2: Any, eps: Any, mu_dtype: Any = None, nesterov: bool = False
+) -> optax.GradientTransformation:
+    """Return `optax.scale_by_adam` with moments in float32 or wider (`mu` in `mu_dtype`)."""
+    adam: Any = optax.scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype, nesterov=nesterov)
+
+    def init_fn(params: Any) -> Any:
+        first = adam.init(params)
+        mu = jax.tree.map(upcast, first.mu) if mu_dtype is None else first.mu
+        return first._replace(mu=mu, nu=jax.tree.map(upcast, first.nu))
+
+    def update_fn(updates, state, params=None):
+        return adam.update(jax.tree.map(upcast, updates), state, params)
+
+    return optax.GradientTransformation(init_fn, update_fn)
 
 
 @checked

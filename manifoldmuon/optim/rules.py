@@ -43,7 +43,15 @@ def then(*rules: Rule) -> Rule:
     ) -> RuleResult:
         results: dict[str, Any] = {}
         for rule in rules:
-            found = rule(manifold, point, update, {**given, **results})
+            known = {**given, **results}
+            try:
+                found = rule(manifold, point, update, known)
+            except KeyError as error:
+                error.add_note(
+                    f"{rule} was given {sorted(known)}: give more by `numbers`, by a field of the"
+                    " state, or as the result of an earlier rule"
+                )
+                raise
             pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], dict)
             if not (pair and isinstance(found[0], jax.Array | np.ndarray)):
                 raise TypeError(

@@ -259,6 +259,13 @@ INSTANCES = {
         {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
         {"learning_rate": 0.1},
     ),
+    "adamh": Instance(
+        optim.adamh,
+        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
+        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
+        {"learning_rate": 0.1},
+        scale_free=False,
+    ),
     "qk clip": Instance(
         with_clipped_heads,
         {"q": Euclidean(RMSToRMS()), "o": Euclidean(RMSToRMS())},

@@ -160,3 +160,9 @@ def test_state_and_numbers_that_do_not_fit_are_refused_at_once():
         optim.transformation(count_visits, Stiefel(), Seen, first, numbers={"seen": 1.0})
     with pytest.raises(TypeError, match="init must return a tuple"):
         optim.transformation(count_visits, Stiefel(), Seen, first).init(jnp.eye(3))
+
+
+def test_a_missing_number_says_what_the_rule_was_given():
+    with pytest.raises(KeyError, match="radius") as info:
+        rules.then(rules.unit, rules.keep_norm)(Hypersphere(), jnp.eye(2), jnp.eye(2), {"own": 1})
+    assert "was given ['own']" in info.value.__notes__[0]
