@@ -102,7 +102,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             self._directory, options=options, item_handlers=handlers
         )
         self._held = contextlib.ExitStack()
-        self._locked = False
+        self._locked = self._closed = False
 
     def save(
         self, step: SupportsIndex, tree: Any, table: Table | None = None, extra: Any | None = None
@@ -223,6 +223,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
 
     def close(self) -> None:
         """Wait, and unlock the folder."""
+        self._closed = True
         with self._held:
             self.manager.close()
 
@@ -231,6 +232,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
 
     def _lock(self) -> None:
         """Lock the folder until `close`: Orbax lets two jobs overwrite each other's steps."""
+        if self._closed:
+            raise CheckpointError(f"{self._directory} was closed: open another Checkpoints")
         if self._locked:
             return
         free = True

@@ -287,7 +287,7 @@ def _spread(table: str) -> str:
     return (
         f"`muon` adds at least {found['muon']} to the forward and backward pass, `manifold_muon`"
         f" with `ProjectedPolar()` {found['manifold_muon, ProjectedPolar()']}, with `ClosedForm()`"
-        f" {found['manifold_muon, ClosedForm()']}; the share falls as models and slices grow."
+        f" {found['manifold_muon, ClosedForm()']}; the share falls as slices grow."
         f" Optax's Muon adds at least {found['optax.contrib.muon']} on 8 chips"
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import math
 
+import jax
 import numpy as np
 
 from manifoldmuon._internal.arguments import shown
@@ -29,6 +30,10 @@ def check_scale(name: str, scale: float | ScaleRule) -> None:
     number = isinstance(scale, int | float | np.integer | np.floating)
     positive = number and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
     if not (positive or isinstance(scale, ScaleRule)):
+        hint = (
+            ". It is static: give a Python number, under optax.inject_hyperparams by `static_args`"
+        )
         raise ValueError(
             f"{name} must be a positive, finite number or a ScaleRule; got {shown(scale)}"
+            + (hint if isinstance(scale, jax.Array) else "")
         )

@@ -84,7 +84,9 @@ def erasure_auc(weight: Inexact[np.ndarray, "..."], mask: Float[np.ndarray, "...
       >>> erasure_auc(mask, mask)
       1.0
     """
-    weight, mask = np.abs(np.asarray(weight)).astype(np.float64), np.asarray(mask)
+    weight, mask = np.asarray(weight), np.asarray(mask)
+    # Wider first: in int8 the magnitude of -128 is -128.
+    weight = np.abs(weight.astype(np.result_type(weight, np.float64)))
     if weight.shape != mask.shape:
         raise ValueError(f"the weight has shape {weight.shape} and the mask {mask.shape}")
     inside, outside = weight[mask == 0], weight[mask != 0]

@@ -77,8 +77,9 @@ def best_rate(log2_rates: Grid, losses: Sequence[Any] | np.ndarray) -> BestRate:
 def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
     """Return how far the logarithm of the loss at a rate is above the lowest point of its curve.
 
-    This is the price of a rate that was tuned elsewhere. Between the grid's rates, the loss is read
-    off the parabola through the three nearest.
+    This is the price of a rate that was tuned elsewhere. Next to the lowest rate of the grid, the
+    logarithm is on the parabola of `best_rate`, elsewhere on that of the three nearest rates, but
+    between its neighbours on the grid.
 
     Args:
       log2_rates: log2 of the grid's rates, as for `best_rate`.
@@ -102,12 +103,17 @@ def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
     if best is None:
         return None
     heights = _heights(losses)
+    lowest = int(heights.argmin())
 
     def height(exponent: float) -> float:
         nearest = int(np.argmin(np.abs(np.subtract(log2_rates, exponent))))
-        k = min(max(nearest, 1), len(heights) - 2)
-        parabola = _parabola(log2_rates, heights, k)
-        return float(np.polyval(parabola, exponent - log2_rates[k]))
+        right = int(np.clip(np.searchsorted(log2_rates, exponent), 1, len(heights) - 1))
+        own = lowest in (right - 1, right)
+        k = lowest if own else min(max(nearest, 1), len(heights) - 2)
+        value = np.polyval(_parabola(log2_rates, heights, k), exponent - log2_rates[k])
+        # Another parabola may have a minimum of its own, below the lowest point.
+        ends = heights[right - 1 : right + 1]
+        return float(value if own else np.clip(value, ends.min(), ends.max()))
 
     return height(at) - height(best)
 

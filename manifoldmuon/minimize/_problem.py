@@ -70,6 +70,8 @@ class Result(NamedTuple):
         numbers = self[1:]
         if any(isinstance(x, Tracer) for x in numbers):
             return f"Result(traced, with values of shape {jnp.shape(self.value)})"
+        if not all(isinstance(x, jax.Array | np.ndarray | np.generic) for x in numbers):
+            return tuple.__repr__(self)  # such as a tree of shapes or shardings
         value, norm, steps, _, reason = map(np.asarray, numbers)
         names = [Reason(code).name for code in np.unique(reason)]
         if reason.ndim:

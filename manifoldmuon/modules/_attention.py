@@ -77,7 +77,7 @@ class Positions(Bond):
     """
 
     def forward(self, x: Int[Array, "*batch t"]) -> Int[Array, "*batch t"]:
-        return jnp.broadcast_to(jnp.arange(x.shape[-1], dtype=x.dtype), x.shape)
+        return jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)
 
 
 @dataclasses.dataclass(frozen=True)

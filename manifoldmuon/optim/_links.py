@@ -30,7 +30,8 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
     convex set. On unconstrained leaves updates pass through, cast to the parameter's dtype.
 
     Args:
-      geometry: the manifold of each parameter; see `resolve_geometry`.
+      geometry: the manifold of each parameter; see `resolve_geometry`. Updates of parameters with
+        the entry None pass unchanged.
 
     Returns:
       A transformation without state, linear up to rounding. An update normal to the manifold
@@ -43,7 +44,8 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
       >>> tx = chain(optax.scale_by_lion(), project_tangent(g), optax.scale(-1e-3), retract(g))
     """
 
-    return transformation(tangent, geometry, name="project_tangent", select=constrained)
+    options: Any = {"name": "project_tangent", "select": constrained, "rest": True}
+    return transformation(tangent, geometry, **options)
 
 
 class ScaleBySteepestState(NamedTuple):

@@ -132,8 +132,9 @@ def optax_muon(
 def _preset(name: str) -> Any:
     """Return Optax's coefficients of this name."""
     kernel = {"w": jnp.ones((1, 1))}
-    state: Any = optax.contrib.muon(0.1, name).init(kernel).inner_states["muon"]  # type: ignore
-    return np.asarray(state.inner_state[0].ns_coeffs)
+    with jax.ensure_compile_time_eval():
+        state: Any = optax.contrib.muon(0.1, name).init(kernel).inner_states["muon"]  # type: ignore
+        return np.asarray(state.inner_state[0].ns_coeffs)
 
 
 def _scale_by_muon(
@@ -151,11 +152,14 @@ def _scale_by_muon(
     alone: Any = optax.contrib.scale_by_muon(
         beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **iteration
     )  # the iteration alone, without momentum
+    # AOL divides rows: of a square matrix the result depends on which axis they are.
+    by_rows = iteration.get("preconditioning") == "aol"
 
     def polar(manifold: Manifold, point: jax.Array, update: jax.Array, _: Any) -> jax.Array:
         if method is not None:
             return msign(update, method).astype(update.dtype)
-        orthogonal = alone.update(update, alone.init(update))[0]
+        stack = update[None]  # Optax takes two axes as they are stored, whatever the dimensions
+        orthogonal = alone.update(stack, alone.init(stack))[0][0]
         return orthogonal / _shape_factor(update.shape) if _SCALES_BY_SHAPE else orthogonal
 
     def times_dual_norm(
@@ -177,8 +181,11 @@ def _scale_by_muon(
             moment = trees.tree_bias_correction(mu, beta, count)
         moment = moment if params is None else shard_alike(moment, params)
         plan = plan_updates("optax_muon", _geometry(dims, moment), moment, moment)
+        stored = plan
+        if by_rows:
+            stored = plan_updates("optax_muon", _geometry(dims, moment, True), moment, moment)
+        updates, _ = execute("optax_muon", stored, polar, (moment, moment), divide=True)
         visit = functools.partial(execute, "optax_muon", plan)
-        updates, _ = visit(polar, (moment, moment), divide=True)
         if adaptive:
             updates, _ = visit(times_dual_norm, (moment, updates), stack=False)
         updates, _ = visit(scale, (updates, updates), stack=False)
@@ -215,8 +222,13 @@ def _optimizer_labels(dims: Any, params: Any) -> Any:
     return jax.tree.unflatten(jax.tree.structure(params), names)
 
 
-def _geometry(dims: Any, tree: Any) -> Any:
+def _geometry(dims: Any, tree: Any, as_stored: bool = False) -> Any:
+    """Return the layouts; with `as_stored` rows are fan-in in all leaves of two axes."""
     leaves, treedef = jax.tree.flatten(tree)
-    pairs = zip(_leaf_dims(dims, tree), leaves, strict=True)
+    given = [
+        _Dims() if as_stored and x.ndim == 2 else d
+        for d, x in zip(_leaf_dims(dims, tree), leaves, strict=True)
+    ]
+    pairs = zip(given, leaves, strict=True)
     entries = [LaidOut(_MATRIX, Layout.from_muon(d, ndim=x.ndim)) for d, x in pairs]
     return jax.tree.unflatten(treedef, entries)

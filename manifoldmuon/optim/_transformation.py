@@ -33,6 +33,7 @@ def transformation(
     numbers: Mapping[str, ArrayLike] = MappingProxyType({}),
     name: str = "transformation",
     last: bool = False,
+    rest: bool = False,
     check: Callable[[Geometry, Any], None] | None = None,
     select: Callable[[Manifold], bool] | None = None,
     divide: bool = False,
@@ -55,6 +56,8 @@ def transformation(
         `optax.inject_hyperparams`, cannot come into a divided rule from outside.)
       name: name of the transformation, for error messages.
       last: whether no transformation may follow, as after a retraction; see `chain`.
+      rest: whether the geometry may have entries None, of parameters of another optimizer; their
+        updates pass unchanged.
       check: called by `init` with geometry and parameters; raises for unfit parameters.
       select: see `map_leaves`.
       divide: see `map_leaves`.
@@ -80,14 +83,14 @@ def transformation(
     options: Any = {"select": select, "divide": divide, "stack": stack}
 
     def init_fn(params: Any) -> Any:
-        plan = make_plan(geometry, params)
+        plan = make_plan(geometry, params, rest=rest)
         if check is not None:
             check(geometry, params)
         return optax.EmptyState() if state is None else init_state(state, init, plan, params)
 
     def update_fn(updates, before, params=None, **extra_args):
         del extra_args
-        plan = plan_updates(name, geometry, updates, params)
+        plan = plan_updates(name, geometry, updates, params, rest=rest)
         given = None if state is None else by_weight(plan, before)
         if numbers:
             given = given_numbers(plan, params, given, numbers)

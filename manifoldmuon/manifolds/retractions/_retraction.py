@@ -25,7 +25,7 @@ class Retraction(Value, abc.ABC):
         vectors" (in the last axis), "matrices of norm at most 1" (the spectral norm) or others. A
         manifold accepts the retractions of its own kind of points.
       order: `R(W, t V)` differs by O(t**(order + 1)) from the geodesic of the embedded metric, the
-        path on the set of a point free of forces.
+        path on the set of a point free of forces. Not set for balls and bands.
       longest: the longest step, relative to the scale: its Euclidean norm or, for matrices, a bound
         of its spectral norm. By default 8, where a polar retraction has turned by 83 of 90 degrees,
         and rounding leaves 32 times eps.
