@@ -58,6 +58,10 @@ def test_auc_matches_scikit_learn(rng, decimals):
     assert erasure_auc(1e-20 * weight, MASK) == pytest.approx(expected, abs=1e-12)
 
 
+def test_auc_of_integers_takes_the_smallest_for_large():
+    assert erasure_auc(np.where(MASK == 0, 1, -128).astype(np.int8), MASK) == 1.0
+
+
 def test_erasure_ratio_matches_masked_scale(rng):
     signs = np.sign(weights(rng))
     assert erasure_ratio(signs * np.where(MASK == 0, 0.25, 2.0), MASK) == pytest.approx(0.125)

@@ -107,6 +107,19 @@ def test_excess_loss_matches_parabola(at):
     assert excess_loss(EXPONENTS, curve(-9.0), at) is None
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_excess_loss_is_that_of_the_grid_and_never_negative(seed):
+    """Of two parabolas through neighbours on the grid the other may have the lower minimum."""
+    rng = np.random.default_rng(seed)
+    grid = np.cumsum(rng.uniform(0.3, 2, 7)) - 10
+    losses = np.exp(rng.normal(0, 2, 7))
+    losses[3] = losses.min() / 2
+    found = [excess_loss(grid, losses, at) for at in np.linspace(grid[0], grid[-1], 200)[:-1]]
+    assert min(map(known, found)) >= 0
+    at_grid = np.array([known(excess_loss(grid, losses, at)) for at in grid])
+    np.testing.assert_allclose(at_grid - at_grid[3], np.log(losses / losses[3]), atol=1e-9)
+
+
 RATES = (2.0 ** np.array(EXPONENTS)).tolist()
 THREE = [[0.9, 0.5, 0.7]] * 2
 REFUSED = {

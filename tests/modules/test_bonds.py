@@ -151,6 +151,7 @@ FORWARD = {
     ),
     "Flatten": (modules.Flatten(2), X, F.reshape(2, 24)),
     "Positions": (modules.Positions(), jnp.array([[7, 7, 7], [1, 2, 3]]), [[0, 1, 2], [0, 1, 2]]),
+    "Positions of bytes": (modules.Positions(), jnp.zeros(300, jnp.uint8), np.arange(300)),
     "SplitHeads": (
         modules.SplitHeads(3),
         X,

@@ -95,6 +95,38 @@ def test_ten_updates_match_optax(name):
             np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
 
 
+@pytest.mark.parametrize("preconditioning", ["frobenius", "aol"])
+def test_square_matrices_have_the_rows_of_optax(preconditioning):
+    """AOL divides rows; Optax takes those of two axes as they are stored."""
+    if "preconditioning" not in THEIRS:
+        pytest.skip("this version of Optax has no preconditioning")
+    params = drawn(2, {"a": (5, 5), "b": (5, 5), "c": (5, 5), "d": (6, 2, 3), "e": (3, 4, 4)})
+    dims = {"a": Dims(), "b": Dims(1, 0), "c": Dims(), "d": Dims(0, (1, 2)), "e": Dims(2, 1)}
+    for names in (("a",), ("b",), ("a", "b"), tuple(dims)):
+        own, tree = ({name: x[name] for name in names} for x in (dims, params))
+        options: Any = {"preconditioning": preconditioning, "muon_weight_dimension_numbers": own}
+        found, wanted = (
+            jax.jit(tx.update)(tree, tx.init(tree), tree)[0]
+            for tx in (optax_muon(1.0, **options), optax.contrib.muon(1.0, **options))
+        )
+        for name in names:
+            np.testing.assert_allclose(found[name], wanted[name], atol=1e-4, err_msg=name)
+
+
+def test_named_coefficients_are_found_inside_jit():
+    if "preconditioning" not in THEIRS:
+        pytest.skip("this version of Optax has no names for coefficients")
+    params = drawn(3, {"w": (4, 4)})
+    found, wanted = (
+        jax.jit(tx.update)(params, tx.init(params), params)[0]["w"]
+        for tx in (
+            optax.inject_hyperparams(optax_muon)(0.1, "dion"),
+            optax.contrib.muon(0.1, "dion"),
+        )
+    )
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
 def test_signature_matches_optax():
     ours = inspect.signature(optax_muon).parameters
     assert [name for name in ours if name in THEIRS] == [*THEIRS]
