@@ -1,4 +1,4 @@
-"""Largest derivative of a function in its input, by gradient ascent."""
+"""Largest derivatives of functions in their inputs by gradient ascent, and sizes of outputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from manifoldmuon.bounds import bound
+from manifoldmuon.modules import Module
+from tests.modules.measure import random_like, shapes_of
 from tests.oracles.bounds import STEPS, inside, norm, starts, to_jax, toward
+
+
+def random_weights(net: Module) -> Any:
+    """Return random weights of norm about 1, off the manifolds."""
+    return jax.tree.map(lambda w: w / np.sqrt(max(w.shape)), random_like(shapes_of(net), 3))
 
 
 def build(size: Any, shapes: Any, seed: int, kind: int) -> Any:
@@ -34,3 +42,25 @@ def input_slope(function: Callable[[Any], Any], inputs: Any, outputs: Any, shape
             dx, way = toward(inputs, gdx), toward(inputs, gx)
             x = inside(inputs, jax.tree.map(lambda a, b, s=step: a + b / (2 + s), x, way))
     return worst
+
+
+def check_outputs(cases: dict[str, tuple[Any, Any, Any, Any]]) -> None:
+    """Check sizes of outputs; all modules share a program to save compilation.
+
+    Args:
+      cases: modules, weights, sizes of the inputs, which are the largest allowed, and shapes.
+    """
+    found = {name: bound(net, w, input_norm=size) for name, (net, w, size, _) in cases.items()}
+
+    @jax.jit
+    def measured(inputs):
+        outputs = {name: net.apply(w, inputs[name]) for name, (net, w, _, _) in cases.items()}
+        return {name: norm(found[name].outputs, y) for name, y in outputs.items()}
+
+    for kind in range(5):
+        inputs = {
+            name: to_jax(inside(size, build(size, shapes, kind, kind)))
+            for name, (_, _, size, shapes) in cases.items()
+        }
+        for name, size in measured(inputs).items():
+            assert float(size) <= found[name].output_norm * (1 + 1e-5), name

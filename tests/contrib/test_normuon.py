@@ -57,9 +57,9 @@ def drawn(seed: int) -> dict[str, np.ndarray]:
 
 def test_four_steps_match_published_algorithm():
     start, batches = drawn(0), [drawn(seed) for seed in range(1, 5)]
-    tx = contrib.normuon(
-        0.1, GEOMETRY, 0.9, 0.8, method=None, nesterov=False, weight_decay=0.3
-    )  # an average and a sum of gradients have the same direction
+    # An average and a sum of gradients have the same direction.
+    given: Any = {"nesterov": False, "weight_decay": 0.3}
+    tx = contrib.normuon(0.1, GEOMETRY, 0.9, 0.8, method=None, **given)
     found, _ = train(tx, start, batches)
     for name, cut in MATRICES.items():
         each = zip(cut(start[name]), *(cut(batch[name]) for batch in batches), strict=True)
@@ -68,9 +68,7 @@ def test_four_steps_match_published_algorithm():
             for weight, *grads in each
         ]
         np.testing.assert_allclose(cut(found[name]), wanted, rtol=1e-4, atol=1e-4)
-    muon, _ = train(
-        optim.muon(0.1, GEOMETRY, 0.9, nesterov=False, weight_decay=0.3), start, batches
-    )
+    muon, _ = train(optim.muon(0.1, GEOMETRY, 0.9, **given), start, batches)
     # Four steps with four roundings each of numbers below 1.
     eps = float(np.finfo(np.float32).eps)
     np.testing.assert_allclose(found["bias"], muon["bias"], rtol=0, atol=16 * eps)

@@ -27,20 +27,11 @@ class Struct(flax.struct.PyTreeNode):
         raise AssertionError("a tree of parameters was called")
 
 
-def equinox_module() -> Any:
-    model = eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(0))
-    return eqx.filter(model, eqx.is_inexact_array)
-
-
-def nnx_module() -> Any:
-    return nnx.state(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Param)
-
-
-def flax_struct() -> Any:
-    return Struct(jnp.eye(4, 3), jnp.zeros(3))
-
-
-MODULES = {"equinox": equinox_module, "nnx": nnx_module, "struct": flax_struct}
+MODULES = {
+    "equinox": lambda: eqx.filter(eqx.nn.MLP(4, 3, 8, 1, key=jax.random.key(0)), eqx.is_array),
+    "nnx": lambda: nnx.state(nnx.Linear(4, 3, rngs=nnx.Rngs(0)), nnx.Param),
+    "struct": lambda: Struct(jnp.eye(4, 3), jnp.zeros(3)),
+}
 
 
 def tree_of(params: Any, matrix: Any, other: Any) -> Any:
@@ -55,13 +46,11 @@ def params(request) -> Any:
 
 @pytest.mark.slow_except("nnx", "struct")
 def test_callable_geometry_tree_matches_function(params):
-    geometry = tree_of(params, Stiefel(), Euclidean())
-
-    def function(path, leaf):
-        return Stiefel() if len(leaf.shape) == 2 else Euclidean()
-
     updates = []
-    for spec in (geometry, function):
+    for spec in (
+        tree_of(params, Stiefel(), Euclidean()),
+        lambda path, leaf: Stiefel() if len(leaf.shape) == 2 else Euclidean(),
+    ):
         tx = optim.manifold_muon(0.1, spec, budgets=tree_of(params, 2.0, 1.0), weight_decay=0.1)
         updates.append(tx.update(params, tx.init(params), params)[0])
     chex.assert_trees_all_equal(*updates)

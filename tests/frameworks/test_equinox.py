@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Layout, Stiefel
@@ -17,59 +16,32 @@ W = Stiefel(solver=ProjectedPolar())
 KEY = jax.random.key(0)
 
 
-class Net(eqx.Module):
-    """A model with each kind of module."""
-
-    embed: Any
-    attention: Any
-    mlp: Any
-    conv: Any
-    up: Any
-    gru: Any
-    lstm: Any
-    norms: list[Any]
-    scale: float = 2.0
-
-    def __init__(self):
-        self.embed = eqx.nn.Embedding(9, 8, key=KEY)
-        self.attention = eqx.nn.MultiheadAttention(4, 8, use_query_bias=True, key=KEY)
-        self.mlp = eqx.nn.MLP(8, 4, 16, 1, key=KEY)
-        self.conv = eqx.nn.Conv2d(4, 6, (3, 2), groups=2, key=KEY)
-        self.up = eqx.nn.ConvTranspose1d(6, 2, 2, stride=2, key=KEY)
-        self.gru = eqx.nn.GRUCell(4, 8, key=KEY)
-        self.lstm = eqx.nn.LSTMCell(4, 8, key=KEY)
-        self.norms = [eqx.nn.LayerNorm(8), eqx.nn.RMSNorm(8), eqx.nn.GroupNorm(2, 8)]
-
-
 @pytest.mark.parametrize("per_head", [False, True])
 def test_module_types_get_expected_manifolds(per_head):
-    model = Net()
+    model = {
+        "embed": eqx.nn.Embedding(9, 8, key=KEY),
+        "attention": eqx.nn.MultiheadAttention(4, 8, use_query_bias=True, key=KEY),
+        "mlp": eqx.nn.MLP(8, 4, 16, 1, key=KEY),
+        "conv": eqx.nn.Conv2d(4, 6, (3, 2), groups=2, key=KEY),
+        "up": eqx.nn.ConvTranspose1d(6, 2, 2, stride=2, key=KEY),
+        "gru": eqx.nn.GRUCell(4, 8, key=KEY),
+        "lstm": eqx.nn.LSTMCell(4, 8, key=KEY),
+        "norms": [eqx.nn.LayerNorm(8), eqx.nn.RMSNorm(8), eqx.nn.GroupNorm(2, 8)],
+        "scale": 2.0,
+    }
     found = reading.geometry(model, W, per_head=per_head, embedding=EmbeddingRows())
     heads = Layout(out_blocks=4 if per_head else 1)
     wanted = {
         "embed/weight": EmbeddingRows(),
-        **{
-            f"attention/{name}_proj/weight": LaidOut(W, heads) for name in ("query", "key", "value")
-        },
+        **{f"attention/{x}_proj/weight": LaidOut(W, heads) for x in ("query", "key", "value")},
         "attention/output_proj/weight": LaidOut(W, Layout(in_blocks=4 if per_head else 1)),
-        "mlp/layers/0/weight": LaidOut(W, Layout()),
-        "mlp/layers/1/weight": LaidOut(W, Layout()),
+        **{f"mlp/layers/{i}/weight": LaidOut(W, Layout()) for i in (0, 1)},
         "conv/weight": W.with_axes((-3, -2, -1), -4, out_blocks=2),
         "up/weight": W.with_axes(-2, (-3, -1)),
         **{f"gru/weight_{x}h": LaidOut(W, Layout(out_blocks=3)) for x in "ih"},
         **{f"lstm/weight_{x}h": LaidOut(W, Layout(out_blocks=4)) for x in "ih"},
     }
     assert {path: x for path, x in found.items() if x is not None} == wanted
-
-
-def test_transposed_convolution_layout_matches_jacobian():
-    module = Net().up
-    entry = reading.geometry(module, W)["weight"]
-    found = entry.layout.inward(np.asarray(module.weight))
-    slope = jax.jacobian(module)(jnp.zeros((6, 1)))
-    wanted = np.asarray(slope).reshape(-1, 6)
-    assert found.shape == wanted.shape
-    np.testing.assert_allclose(np.linalg.svd(found)[1], np.linalg.svd(wanted)[1], atol=1e-5)
 
 
 def test_frozen_leaves_are_skipped_in_stacks():
@@ -88,9 +60,7 @@ class Own(eqx.Module):
 
 def test_parameters_of_unknown_modules_are_refused():
     model = eqx.nn.Sequential([eqx.nn.Linear(3, 4, key=KEY), Own(jnp.ones((4, 2)))])
-    with pytest.raises(
-        TypeError, match=r"'layers/1/table' \(of Own\); overrides={'layers/1/table'"
-    ):
+    with pytest.raises(TypeError, match=r"'layers/1/table' \(of Own\); overrides={'layers/1/tab"):
         reading.geometry(model, W)
     found = reading.geometry(model, W, overrides={"layers/1/table": EmbeddingRows()})
     assert found["layers/1/table"] == EmbeddingRows()

@@ -15,8 +15,9 @@ from flax import nnx
 from manifoldmuon import optim
 from manifoldmuon.frameworks import equinox, linen
 from manifoldmuon.frameworks import nnx as nnx_reader
-from manifoldmuon.manifolds import Euclidean, Hypersphere, LaidOut, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import ConvRMSToRMS
+from tests.frameworks import test_lipschitz as convolutions
 
 KERNELS = Euclidean(ConvRMSToRMS())
 KEY, SIZES, CHANNELS = jax.random.key(0), (2, 3, 5), 4
@@ -32,24 +33,12 @@ class Layer(nn.Module):
         return nn.Conv(CHANNELS, self.kernel, name="conv", **options)(x), None
 
 
-class Stack(nn.Module):
-    kernel: tuple[int, ...]
-    groups: int
-    copies: int
-
-    @nn.compact
-    def __call__(self, x):
-        if self.copies == 1:
-            return Layer(self.kernel, self.groups)(x, None)[0]
-        axes: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-        scan = nn.scan(Layer, length=self.copies, **axes)
-        return scan(self.kernel, self.groups)(x, None)[0]
-
-
 def read_linen(kernel, groups, copies, convolutions):
-    model, x = Stack(kernel, groups, copies), jnp.ones((1, *kernel, CHANNELS))
-    params = jax.eval_shape(model.init, KEY, x)["params"]
-    return linen.geometry(model, (x,), Stiefel(), convolutions=convolutions), params
+    axes: Any = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+    layer = Layer if copies == 1 else nn.scan(Layer, length=copies, **axes)
+    model, x = layer(kernel, groups), jnp.ones((1, *kernel, CHANNELS))
+    params = jax.eval_shape(model.init, KEY, x, None)["params"]
+    return linen.geometry(model, (x, None), Stiefel(), convolutions=convolutions), params
 
 
 def read_nnx(kernel, groups, copies, convolutions):
@@ -79,7 +68,7 @@ READERS = [read_linen, read_nnx, read_equinox]
 CASES = list(itertools.product(READERS, (1, 2, 3), (1, 2), (1, 7)))
 
 
-def expected(array, reader, dims, groups):
+def expected(array, reader, groups):
     """Return (copies, groups, *taps, fan_out, fan_in) by moving axes one by one."""
     if reader is not read_equinox:  # (copies, *taps, in, out)
         array = np.moveaxis(np.moveaxis(array, -1, 1), -1, 2)
@@ -96,9 +85,7 @@ def test_kernel_is_one_point_in_every_dimension(reader, dims, groups, copies):
     assert math.prod(shape) == copies * math.prod(SIZES[:dims]) * CHANNELS**2 // groups
     assert entry.manifold == Euclidean(ConvRMSToRMS(tap_axes=dims))
     numbers = np.arange(math.prod(shape)).reshape(shape)
-    wanted = expected(
-        numbers.reshape(copies, *shape[len(shape) - dims - 2 :]), reader, dims, groups
-    )
+    wanted = expected(numbers.reshape(copies, *shape[-dims - 2 :]), reader, groups)
     found = entry.layout.inward(numbers)
     assert found.shape[found.ndim - entry.manifold.ndim :] == wanted.shape[2:]
     np.testing.assert_array_equal(found.reshape(wanted.shape), wanted)
@@ -106,35 +93,13 @@ def test_kernel_is_one_point_in_every_dimension(reader, dims, groups, copies):
     assert row.copies == copies * groups
 
 
-class Transposed(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return nn.ConvTranspose(6, (2, 3), use_bias=False)(x)
-
-
-def transposed(reader):
-    """Return the geometry and kernel of a transposed convolution from 4 to 6 channels."""
-    if reader is read_linen:
-        x = jnp.ones((1, 2, 3, 4))
-        params = jax.eval_shape(Transposed().init, KEY, x)["params"]
-        return linen.geometry(Transposed(), (x,), Stiefel(), convolutions=KERNELS), params
-    if reader is read_nnx:
-        model = nnx.ConvTranspose(4, 6, (2, 3), use_bias=False, rngs=nnx.Rngs(0))
-        found = nnx_reader.geometry(model, Stiefel(), convolutions=KERNELS)
-        return found, nnx.state(model, nnx.Param)
-    model = eqx.nn.ConvTranspose2d(4, 6, (2, 3), use_bias=False, key=KEY)
-    found = equinox.geometry(model, Stiefel(), convolutions=KERNELS)
-    return found, eqx.filter(model, eqx.is_array)
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_transposed_convolution_is_one_point(reader):
-    geometry, params = transposed(reader)
+@pytest.mark.parametrize("make", [convolutions.linen, convolutions.equinox, convolutions.flax_nnx])
+def test_transposed_convolution_is_one_point(make):
+    _, params, geometry, _ = make(((2, 3), (1, 1), 1, "SAME", 1), True, convolutions=KERNELS)
     (entry,) = geometry.values()
-    assert isinstance(entry, LaidOut)
-    (kernel,) = jax.tree.leaves(params)
+    (kernel,) = params.values()
     found = entry.layout.inward(np.zeros(kernel.shape))
-    assert found.shape == (2, 3, 6, 4)  # taps, then fan-out and fan-in
+    assert found.shape == (2, 3, 1, 2)  # taps, then fan-out and fan-in
     (row,) = optim.tabulate(geometry, params).rows
     assert row.copies == 1
 

@@ -1,14 +1,21 @@
 """Convolutions on `Stiefel(Lipschitz())`, against the norms of their linear maps."""
 
 import itertools
+from typing import Any
 
+import equinox as eqx
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from manifoldmuon import optim
 from manifoldmuon.frameworks import _reading as reading
+from manifoldmuon.frameworks import equinox as equinox_reader
+from manifoldmuon.frameworks import linen as linen_reader
+from manifoldmuon.frameworks import nnx as nnx_reader
 from manifoldmuon.manifolds import Stiefel
 from manifoldmuon.norms import Lipschitz
 
@@ -61,54 +68,55 @@ def largest_norm(function, params, entry, shape):
     return max(found)
 
 
-def linen(case, transposed):
-    nn = pytest.importorskip("flax.linen")
-    read = pytest.importorskip("manifoldmuon.frameworks.linen").geometry
-    kernel, stride, dilation, padding, groups = case
-    options = {"strides": stride, "kernel_dilation": dilation, "padding": padding}
-    shape = (1, *(6,) * len(kernel), 2)
+# Convolutions from two channels to two, or to one if transposed, in each framework. Return the map,
+# its kernel, the geometry and the shape of the images.
+
+
+def linen(case, transposed, **how: Any):
+    kernel, strides, dilation, padding, groups = case
+    options: Any = {"kernel_dilation": dilation, "padding": padding, "use_bias": False}
     if transposed:
-        model = nn.ConvTranspose(1, kernel, use_bias=False, **options)
+        model = nn.ConvTranspose(1, kernel, strides, **options)
     else:
-        model = nn.Conv(2, kernel, feature_group_count=groups, use_bias=False, **options)
+        model = nn.Conv(2, kernel, strides, feature_group_count=groups, **options)
+    shape = (1, *(6,) * len(kernel), 2)
     params = model.init(jax.random.key(0), jnp.ones(shape))["params"]
-    entry = read(model, (jnp.ones(shape),), SPACE)
+    entry = linen_reader.geometry(model, (jnp.ones(shape),), SPACE, **how)
     return lambda w, x: model.apply({"params": w}, x), params, entry, shape
 
 
-def equinox(case, transposed):
-    eqx = pytest.importorskip("equinox")
-    read = pytest.importorskip("manifoldmuon.frameworks.equinox").geometry
+def equinox(case, transposed, **how: Any):
     kernel, stride, dilation, padding, groups = case
     mode = "CIRCULAR" if padding == "CIRCULAR" and not transposed else "ZEROS"
     padding = "SAME" if padding == "CIRCULAR" else padding
-    model = (eqx.nn.ConvTranspose if transposed else eqx.nn.Conv)(
-        len(kernel), 2, 2, kernel, stride, padding=padding, dilation=dilation,
-        groups=1 if transposed else groups, padding_mode=mode, use_bias=False,
-        key=jax.random.key(0),
-    )  # fmt: skip
-    shape = (2, *(6,) * len(kernel))
+    options: Any = {"padding": padding, "padding_mode": mode, "dilation": dilation}
+    options |= {"use_bias": False, "key": jax.random.key(0)}
+    if transposed:
+        model = eqx.nn.ConvTranspose(len(kernel), 2, 1, kernel, stride, **options)
+    else:
+        model = eqx.nn.Conv(len(kernel), 2, 2, kernel, stride, groups=groups, **options)
 
     def apply(w, x):
         return eqx.tree_at(lambda m: m.weight, model, w["weight"])(x)
 
-    return apply, {"weight": model.weight}, read(model, SPACE), shape
+    entry = equinox_reader.geometry(model, SPACE, **how)
+    return apply, {"weight": model.weight}, entry, (2, *(6,) * len(kernel))
 
 
-def nnx(case, transposed):
-    nnx = pytest.importorskip("flax.nnx")
-    read = pytest.importorskip("manifoldmuon.frameworks.nnx").geometry
+def flax_nnx(case, transposed, **how: Any):
     kernel, stride, dilation, padding, groups = case
-    options = {} if transposed else {"feature_group_count": groups}
-    model = (nnx.ConvTranspose if transposed else nnx.Conv)(
-        2, 2, kernel, stride, padding=padding, kernel_dilation=dilation, use_bias=False,
-        rngs=nnx.Rngs(0), **options,
-    )  # fmt: skip
+    options: Any = {"padding": padding, "kernel_dilation": dilation, "use_bias": False}
+    options["rngs"] = nnx.Rngs(0)
+    if transposed:
+        model = nnx.ConvTranspose(2, 1, kernel, stride, **options)
+    else:
+        model = nnx.Conv(2, 2, kernel, stride, feature_group_count=groups, **options)
 
     def apply(w, x):
         return nnx.merge(nnx.graphdef(model), nnx.State({"kernel": nnx.Param(w["kernel"])}))(x)
 
-    return apply, {"kernel": model.kernel[...]}, read(model, SPACE), (1, *(6,) * len(kernel), 2)
+    entry = nnx_reader.geometry(model, SPACE, **how)
+    return apply, {"kernel": model.kernel[...]}, entry, (1, *(6,) * len(kernel), 2)
 
 
 @pytest.mark.slow_except(
@@ -116,20 +124,18 @@ def nnx(case, transposed):
 )
 @pytest.mark.parametrize("case", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("make", [linen, equinox, nnx])
+@pytest.mark.parametrize("make", [linen, equinox, flax_nnx])
 def test_convolutions_have_norm_at_most_one(make, case, transposed):
     kernel, stride, dilation, padding, _ = case
     found = largest_norm(*make(case, transposed))
     assert found <= 1 + 1e-5
     if kernel == stride and dilation == 1 and padding != "CIRCULAR":  # separate patches
         assert found >= 1 - 1e-5
-    if kernel == (4, 4) and make is nnx:
+    if kernel == (4, 4) and make is flax_nnx:
         assert found > 0.7  # a scale of 1 / 4 would give half as much
 
 
 def test_reflect_padding_is_refused():
-    nnx = pytest.importorskip("flax.nnx")
-    read = pytest.importorskip("manifoldmuon.frameworks.nnx").geometry
     model = nnx.Conv(2, 2, (3, 3), padding="REFLECT", rngs=nnx.Rngs(0))
     with pytest.raises(ValueError, match=r"Lipschitz\(\) does not bound 'kernel'"):
-        read(model, SPACE)
+        nnx_reader.geometry(model, SPACE)

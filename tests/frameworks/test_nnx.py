@@ -12,7 +12,7 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.manifolds import EmbeddingRows, Euclidean, LaidOut, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
-from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
+from manifoldmuon.norms import RMSToRMS
 
 nnx = pytest.importorskip("flax.nnx")
 reading = pytest.importorskip("manifoldmuon.frameworks.nnx")
@@ -33,99 +33,54 @@ def attention(**options: Any) -> Any:
     return nnx.MultiHeadAttention(4, 8, **GROUPED, decode=False, rngs=rngs(), **options)
 
 
-class Block(nnx.Module):
-    """A transformer block with every kind of known parameter."""
-
-    def __init__(self, rngs: Any):
-        self.norm = nnx.RMSNorm(8, rngs=rngs)
-        self.attention = nnx.MultiHeadAttention(
-            4, 8, **GROUPED, normalize_qk=True, decode=False, keep_rngs=False, rngs=rngs
-        )
-        self.mlp = nnx.List([nnx.Linear(8, 16, rngs=rngs), nnx.Linear(16, 8, rngs=rngs)])
-
-
-class Net(nnx.Module):
-    """An embedding, stacked blocks and a head."""
-
-    def __init__(self, rngs: Any):
-        self.embed = nnx.Embed(9, 8, rngs=rngs)
-
-        @nnx.split_rngs(splits=3)
-        @nnx.vmap
-        def stacked(rngs):
-            return Block(rngs)
-
-        self.blocks = stacked(rngs)
-        self.head = nnx.Linear(8, 9, rngs=rngs)
-
-
-def matrices(entry: LaidOut, kernel: Any) -> np.ndarray:
-    """Return all matrices of a kernel, `(copies, fan_out, fan_in)`."""
-    inner = entry.layout.inward(np.asarray(kernel, np.float64))
-    return inner.reshape(-1, *inner.shape[-2:])
-
-
 def jacobian(function: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Return the matrix of a linear map of an array, by differentiation."""
     slope = jax.jacobian(function)(jnp.zeros(shape))
-    size = int(np.prod(shape))
-    return np.asarray(slope, np.float64).reshape(-1, size)
+    return np.asarray(slope, np.float64).reshape(-1, np.prod(shape))
 
 
-def same_maps(found: np.ndarray, wanted: list[np.ndarray]) -> None:
+def same_maps(entry: Any, kernel: Any, wanted: Any) -> None:
     """Compare shapes and singular values; the order of rows and columns is irrelevant."""
+    inner = entry.layout.inward(np.asarray(kernel[...], np.float64))
+    found = inner.reshape(-1, *inner.shape[-2:])
     assert found.shape == (len(wanted), *wanted[0].shape)
     for a, b in zip(found, wanted, strict=True):
         np.testing.assert_allclose(np.linalg.svd(a)[1], np.linalg.svd(b)[1], atol=1e-5)
 
 
-def only(module: Any, path: str = "kernel", **options: Any) -> LaidOut:
-    entry = reading.geometry(module, MATRIX, **options)[path]
-    assert isinstance(entry, LaidOut)
-    return entry
+def check_kernel(module: Any, wanted: Any) -> None:
+    same_maps(reading.geometry(module, MATRIX)["kernel"], module.kernel, wanted)
 
 
 def linear_maps() -> Any:
+    valid: Any = {"padding": "VALID", "rngs": rngs()}
+    flipped: Any = valid | {"transpose_kernel": True}
     return {
         "Linear": (nnx.Linear(3, 5, rngs=rngs()), (3,)),
         "LinearGeneral": (nnx.LinearGeneral((2, 3), (4, 5), axis=(-2, -1), rngs=rngs()), (2, 3)),
         "Einsum": (nnx.Einsum("nta,hab->nthb", (8, 2, 4), rngs=rngs()), (1, 1, 2)),
-        "Conv": (nnx.Conv(2, 5, (3, 2), padding="VALID", rngs=rngs()), (3, 2, 2)),
-        "ConvTranspose": (
-            nnx.ConvTranspose(6, 2, (2, 2), strides=(2, 2), padding="VALID", rngs=rngs()),
-            (1, 1, 6),
-        ),
-        "ConvTranspose, flipped": (
-            nnx.ConvTranspose(
-                6, 2, (2, 3), (2, 3), padding="VALID", transpose_kernel=True, rngs=rngs()
-            ),
-            (1, 1, 6),
-        ),
+        "Conv": (nnx.Conv(2, 5, (3, 2), **valid), (3, 2, 2)),
+        "ConvTranspose": (nnx.ConvTranspose(6, 2, (2, 2), (2, 2), **valid), (1, 1, 6)),
+        "ConvTranspose, flipped": (nnx.ConvTranspose(6, 2, (2, 3), (2, 3), **flipped), (1, 1, 6)),
     }
 
 
 @pytest.mark.parametrize("name", linear_maps())
 def test_kernel_layouts_match_jacobians(name):
     module, shape = linear_maps()[name]
-    same_maps(matrices(only(module), module.kernel[...]), [jacobian(module, shape)])
+    check_kernel(module, [jacobian(module, shape)])
 
 
 def test_shared_einsum_axes_are_copies():
     module = nnx.Einsum("ea,eab->eb", (3, 2, 4), rngs=rngs())
     whole = jacobian(module, (3, 2)).reshape(3, 4, 3, 2)
-    same_maps(matrices(only(module), module.kernel[...]), [whole[i, :, i] for i in range(3)])
+    check_kernel(module, [whole[i, :, i] for i in range(3)])
 
 
 def test_convolution_groups_are_separate_matrices():
     module = nnx.Conv(4, 6, (3,), padding="VALID", feature_group_count=2, rngs=rngs())
     whole = jacobian(module, (3, 4)).reshape(2, 3, 3, 2, 2)
-    wanted = [whole[g, :, :, g].reshape(3, 6) for g in range(2)]
-    same_maps(matrices(only(module), module.kernel[...]), wanted)
-
-
-def test_convolution_norm_receives_taps():
-    found = only(nnx.Conv(2, 5, (3, 2), rngs=rngs()), convolutions=Euclidean(ConvRMSToRMS()))
-    assert found == Euclidean(ConvRMSToRMS()).with_axes(-2, -1, taps=(-4, -3))
+    check_kernel(module, [whole[g, :, :, g].reshape(3, 6) for g in range(2)])
 
 
 @pytest.mark.parametrize("per_head", [False, True])
@@ -136,28 +91,24 @@ def test_attention_projection_layouts_match_jacobians(per_head):
         part = getattr(module, name)
         whole = jacobian(part, (8,))
         wanted = np.split(whole, part.kernel.shape[1]) if per_head else [whole]
-        same_maps(matrices(found[f"{name}/kernel"], part.kernel[...]), list(wanted))
+        same_maps(found[f"{name}/kernel"], part.kernel, wanted)
     whole = jacobian(module.out, (4, 2))
     wanted = np.split(whole, 4, axis=1) if per_head else [whole]
-    same_maps(matrices(found["out/kernel"], module.out.kernel[...]), list(wanted))
+    same_maps(found["out/kernel"], module.out.kernel, wanted)
     assert found["query/kernel"].manifold == MATRIX
     assert found["query/bias"] is None
 
 
-def flat(model: Any) -> dict[str, Any]:
-    pairs = nnx.to_flat_state(nnx.state(model, nnx.Param))
-    return {"/".join(map(str, path)): leaf[...] for path, leaf in pairs}
-
-
-def test_transformer_geometry_covers_all_parameters():
-    model = Net(rngs())
-    head: Any = {"head/kernel": None}
+def test_geometry_covers_all_parameters():
+    layers = nnx.Embed(9, 8, rngs=rngs()), nnx.RMSNorm(8, rngs=rngs()), attention(normalize_qk=True)
+    model = nnx.Sequential(*layers, nnx.Linear(8, 9, rngs=rngs()))
+    head: Any = {"layers/3/kernel": None}
     geometry = reading.geometry(model, MATRIX, embedding=EmbeddingRows(), overrides=head)
-    assert set(geometry) == set(flat(model))
-    rest = {path for path, entry in geometry.items() if entry is None}
-    assert rest == {x for x in geometry if not x.endswith("kernel") or "head" in x} - {
-        "embed/embedding"
-    }
+    leaves = nnx.to_flat_state(nnx.state(model, nnx.Param))
+    assert set(geometry) == {"/".join(map(str, path)) for path, _ in leaves}
+    read = {path for path, entry in geometry.items() if entry is not None}
+    kernels = {f"layers/2/{name}/kernel" for name in ("query", "key", "value", "out")}
+    assert read == kernels | {"layers/0/embedding"}
 
 
 def test_recurrent_cells_split_by_gate():
@@ -166,10 +117,8 @@ def test_recurrent_cells_split_by_gate():
         assert found["dense_h/kernel"] == MATRIX.with_axes(-2, -1, out_blocks=gates)
         assert set(found.values()) == {found["dense_h/kernel"], None}
     for cell in (nnx.LSTMCell, nnx.SimpleCell):
-        assert set(reading.geometry(cell(2, 5, rngs=rngs()), MATRIX).values()) == {
-            MATRIX.transposed(),
-            None,
-        }
+        found = reading.geometry(cell(2, 5, rngs=rngs()), MATRIX)
+        assert set(found.values()) == {MATRIX.transposed(), None}
 
 
 class Own(nnx.Module):
@@ -210,15 +159,10 @@ def test_overrides_by_type_and_path():
     assert found["layers/0/inner/bias"] == Euclidean()
     assert found["layers/1/kernel"] is found["layers/1/bias"] is None
     own = LaidOut(MATRIX, Layout(-2, -1, out_blocks=2))
-    assert (
-        reading.geometry(model, FLAT, overrides=known | {"**/inner/kernel": own})[
-            "layers/0/inner/kernel"
-        ]
-        == own
-    )
-    assert set(reading.geometry(model, FLAT, overrides={Own: None, nnx.Linear: None}).values()) == {
-        None
-    }
+    found = reading.geometry(model, FLAT, overrides=known | {"**/inner/kernel": own})
+    assert found["layers/0/inner/kernel"] == own
+    found = reading.geometry(model, FLAT, overrides={Own: None, nnx.Linear: None})
+    assert set(found.values()) == {None}
     for unused in ({"nowhere": None}, {nnx.Conv: None}):
         with pytest.raises(ValueError, match=r"the overrides \['(nowhere|Conv)'\] match no para"):
             reading.geometry(model, FLAT, overrides=known | unused)

@@ -34,18 +34,11 @@ def read_nnx(kind, manifold, **options):
     return nnx_reader.geometry(kind(nnx.Linear(2, 3, rngs=RNGS), rngs=RNGS), manifold, **options)
 
 
-def read_equinox(kind, manifold, **options):
-    model = kind(eqx.nn.Linear(2, 3, key=KEY), "weight", **options.pop("how"))
-    return equinox.geometry(model, manifold, **options)
-
-
-def read_equinox_weight(kind, manifold, **options):
-    return read_equinox(kind, manifold, how={}, **options)
-
-
-def read_equinox_spectral(kind, manifold, **options):
-    overrides = {eqx.nn.StateIndex: None} | options.pop("overrides", {})
-    return read_equinox(kind, manifold, how={"key": KEY}, overrides=overrides, **options)
+def read_equinox(kind, manifold, overrides=None):
+    spectral = kind is eqx.nn.SpectralNorm
+    model = kind(eqx.nn.Linear(2, 3, key=KEY), "weight", **({"key": KEY} if spectral else {}))
+    states = {eqx.nn.StateIndex: None} if spectral else {}
+    return equinox.geometry(model, manifold, overrides=states | (overrides or {}))
 
 
 CASES: list[Any] = [
@@ -53,8 +46,8 @@ CASES: list[Any] = [
     (read_linen, nn.SpectralNorm, "inside/kernel"),
     (read_nnx, nnx.WeightNorm, "layer_instance/kernel"),
     (read_nnx, nnx.SpectralNorm, "layer_instance/kernel"),
-    (read_equinox_weight, eqx.nn.WeightNorm, "layer/weight"),
-    (read_equinox_spectral, eqx.nn.SpectralNorm, "layer/weight"),
+    (read_equinox, eqx.nn.WeightNorm, "layer/weight"),
+    (read_equinox, eqx.nn.SpectralNorm, "layer/weight"),
 ]
 
 

@@ -10,33 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from manifoldmuon import modules
 from manifoldmuon.bounds import bound
 from manifoldmuon.contrib import SpaceToDepth, orthogonal_conv2d
-from manifoldmuon.manifolds import EmbeddingRows, Euclidean, Stiefel
-from manifoldmuon.modules import (
-    Abs,
-    AveragePool,
-    Bias,
-    Compose,
-    Conv2D,
-    ExternalModule,
-    Flatten,
-    GroupSort,
-    Identity,
-    Linear,
-    Module,
-    Mul,
-    Param,
-    ReLU,
-    RMSDivide,
-    residual,
-)
+from manifoldmuon.manifolds import Euclidean, Stiefel
+from manifoldmuon.modules import Bias, ExternalModule, GroupSort, Identity, Linear, Module, Param
 from manifoldmuon.norms import ConvRMSToRMS, RMSToRMS
 from manifoldmuon.robustness import certify
 
-FULL: Module = (
-    Linear(4, 12, Stiefel()) @ GroupSort(2) @ Bias(12) @ Linear(12, 6, Stiefel())
-)  # fmt: skip
+FULL: Module = Linear(4, 12, Stiefel()) @ GroupSort(2) @ Bias(12) @ Linear(12, 6, Stiefel())
 
 
 def weights_of(net: Module, seed: int = 0):
@@ -53,54 +35,15 @@ def images(rng: np.random.Generator, n: int, *shape: int) -> np.ndarray:
     return rng.standard_normal((n, *shape)).astype(np.float32)
 
 
-@pytest.mark.parametrize("rows", [Stiefel(), EmbeddingRows(1.0), None])
-def test_linear_classifier_radii_are_boundary_distances(rng, rows):
+def test_linear_classifier_radii_are_boundary_distances(rng):
     """For arbitrary rows, the boundary between two classes is a plane."""
-    net = Bias(3) @ Linear(3, 6) if rows is None else Bias(3) @ Linear(3, 6, rows)
-    w, b = rng.standard_normal((3, 6)), rng.standard_normal(3)
-    if rows is not None:
-        w = np.asarray(rows.project(jnp.asarray(w, jnp.float32)))
-    x = images(rng, 50, 6)
-    found = certify(net, (jnp.asarray(w, jnp.float32), jnp.asarray(b, jnp.float32)), x)
+    w, b, x = rng.standard_normal((3, 6)), rng.standard_normal(3), images(rng, 50, 6)
+    found = certify(Bias(3) @ Linear(3, 6), (np.float32(w), np.float32(b)), x)
     logits = x @ w.T + b
-    winner = logits.argmax(-1)
-    np.testing.assert_array_equal(found.predicted, winner)
-    for row, c, radius in zip(logits, winner, found.radii, strict=True):
+    np.testing.assert_array_equal(found.predicted, logits.argmax(-1))
+    for row, c, radius in zip(logits, found.predicted, found.radii, strict=True):
         planes = [(row[c] - row[j]) / np.linalg.norm(w[c] - w[j]) for j in range(3) if j != c]
         assert radius == pytest.approx(min(planes), rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_attacks_within_radius_keep_labels(rng):
-    """Attack each image towards every other class, within its certified radius."""
-    net = (
-        residual(GroupSort(2) @ Linear(12, 12, Stiefel()), 2) @ Bias(12) @ Linear(12, 6, Stiefel())
-    )
-    net = 2.0 * Linear(4, 12, EmbeddingRows(1.0)) @ net
-    params, x = weights_of(net), images(rng, 200, 6)
-    found = certify(net, params, x)
-
-    @jax.jit
-    def attacked(x, other, own, radius):
-        def margin(d):
-            y = net.apply(params, x + d)
-            return y[own] - y[other]
-
-        def step(d, _):
-            d = d - 0.2 * radius * jax.grad(margin)(d) / (jnp.linalg.norm(jax.grad(margin)(d)))
-            return d * jnp.minimum(1, radius / jnp.linalg.norm(d)), None
-
-        moved = jax.lax.scan(step, jnp.zeros_like(x), length=30)[0]
-        return margin(moved), margin(jnp.zeros_like(x))
-
-    left = []
-    for other in range(4):
-        run = jax.vmap(lambda x, c, r, j=other: attacked(x, j, c, r))
-        after, before = run(jnp.asarray(x), jnp.asarray(found.predicted), jnp.asarray(found.radii))
-        keep = found.predicted != other
-        assert np.all(np.asarray(after)[keep] > -1e-5)
-        left.append(np.min(np.asarray(after / before)[keep]))
-    assert min(left) < 0.6  # the attack removes 40 % of a margin: the radii are not vacuous
 
 
 def test_accuracies_and_curve_match_counts(rng):
@@ -136,7 +79,7 @@ def test_radii_are_in_image_units(rng):
 
 
 def test_radii_without_linear_head(rng):
-    net = Flatten(3) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
+    net = modules.Flatten(3) @ GroupSort(2) @ orthogonal_conv2d(4, 2) @ Bias(4)
     net = net @ Linear(4, 12, Stiefel()) @ SpaceToDepth(2)
     x = images(rng, 20, 4, 4, 3)
     params = weights_of(net)
@@ -161,15 +104,6 @@ def test_weights_off_manifolds_are_refused(rng):
         certify(FULL, jax.tree.map(lambda w: w * jnp.nan, params), x)
 
 
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dense(12)(x)
-        first, second = jnp.split(x, 2, axis=-1)
-        x = jnp.concatenate([jnp.maximum(first, second), jnp.minimum(first, second)], -1)
-        return nn.Dense(4, use_bias=False)(x)
-
-
 class Equinox(eqx.Module):
     layers: list
 
@@ -183,42 +117,30 @@ class Equinox(eqx.Module):
         return self.layers[1](jnp.concatenate(pairs))
 
 
-def slots(paths, manifold):
+def slots(paths):
     one, bias, two = paths
     return ExternalModule(
-        Param(two, manifold, atom=Linear(4, 12))
+        Param(two, Stiefel(), atom=Linear(4, 12))
         @ GroupSort(2)
         @ Param(bias, Bias(12).manifold, atom=Bias(12))
-        @ Param(one, manifold, atom=Linear(12, 6))
+        @ Param(one, Stiefel(), atom=Linear(12, 6))
     )
 
 
-@pytest.mark.slow_except("equinox")
-@pytest.mark.parametrize("framework", ["flax", "equinox"])
-def test_external_networks_get_the_same_certificate(rng, framework):
-    """The same weights in their framework's layout, declared by an `ExternalModule`."""
-    (w1, b, _, w2), x = (weights_of(FULL)[i] for i in (0, 1, 2, 3)), images(rng, 30, 6)
-    if framework == "flax":
-        names = ("params/Dense_0/kernel", "params/Dense_0/bias", "params/Dense_1/kernel")
-        net = slots(names, Stiefel().transposed())
-        model = {"params": {"Dense_0": {"kernel": w1.T, "bias": b}, "Dense_1": {"kernel": w2.T}}}
-        forward = functools.partial(Linen().apply, model)
-    else:
-        net = slots(("layers/0/weight", "layers/0/bias", "layers/1/weight"), Stiefel())
-        model = eqx.tree_at(
-            lambda m: (m.layers[0].weight, m.layers[0].bias, m.layers[1].weight),
-            Equinox(jax.random.key(0)),
-            (w1, b, w2),
-        )
-        forward = jax.vmap(model)
+def test_external_network_gets_the_same_certificate(rng):
+    """The same weights in Equinox's layout, declared by an `ExternalModule`."""
+    params, x = weights_of(FULL), images(rng, 30, 6)
+    model = eqx.tree_at(
+        lambda m: (m.layers[0].weight, m.layers[0].bias, m.layers[1].weight),
+        Equinox(jax.random.key(0)),
+        (params[0], params[1], params[3]),
+    )
+    net = slots(("layers/0/weight", "layers/0/bias", "layers/1/weight"))
     module, weights = net.network(model)
-    np.testing.assert_allclose(
-        module.apply(weights, jnp.asarray(x)), np.asarray(forward(x)), atol=1e-5
-    )
+    np.testing.assert_allclose(module.apply(weights, jnp.asarray(x)), jax.vmap(model)(x), atol=1e-5)
     options = {"shift": 0.1, "scale": 0.5, "batch": 20}
-    found = certify(net, model, x, model=forward, **options)
-    expected = certify(FULL, weights_of(FULL), x, **options)
-    np.testing.assert_allclose(found.radii, expected.radii, rtol=1e-5)
+    found = certify(net, model, x, model=jax.vmap(model), **options)
+    np.testing.assert_allclose(found.radii, certify(FULL, params, x, **options).radii, rtol=1e-5)
     assert str(bound(net, model)) == str(bound(module, weights))
 
 
@@ -243,20 +165,24 @@ def bias(layer: str, size: int) -> Param:
     return Param(f"params/{layer}/bias", Bias(size).manifold, atom=Bias(size))
 
 
-TAPS = Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1, taps=(-4, -3))
+def conv(*taps: int) -> Param:
+    space = Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1, taps=taps)
+    return Param("params/Conv_0/kernel", space, atom=modules.Conv2D(6, 3))
+
+
 LAYERS: dict[str, Module] = {
-    "conv": Param("params/Conv_0/kernel", TAPS, atom=Conv2D(6, 3)),
+    "conv": conv(-4, -3),
     "conv bias": bias("Conv_0", 6),
     "sort": GroupSort(2),
-    "pool": AveragePool(2, 2),
-    "factor": Mul(2.0),
-    "flatten": Flatten(3),
+    "pool": modules.AveragePool(2, 2),
+    "factor": modules.Mul(2.0),
+    "flatten": modules.Flatten(3),
     "dense": kernel(0, 8, 24),
     "bias": bias("Dense_0", 8),
-    "relu": ReLU(),
+    "relu": modules.ReLU(),
     "second": kernel(1, 8, 8),
     "second bias": bias("Dense_1", 8),
-    "second relu": ReLU(),
+    "second relu": modules.ReLU(),
     "head": kernel(2, 4, 8),
     "head bias": bias("Dense_2", 4),
 }
@@ -268,28 +194,22 @@ OTHERS = {
     "an activation left out": {"relu": Identity()},
     "the last activation left out": {"second relu": Identity()},
     "MaxMin left out": {"sort": Identity()},
-    "another activation": {"relu": Abs()},
+    "another activation": {"relu": modules.Abs()},
     "groups of three": {"sort": GroupSort(3)},
     "a factor left out": {"factor": Identity()},
-    "another factor": {"factor": Mul(1.99)},
+    "another factor": {"factor": modules.Mul(1.99)},
     "biases swapped": {"bias": LAYERS["second bias"], "second bias": LAYERS["bias"]},
     "the bias after its activation": {"bias": LAYERS["relu"], "relu": LAYERS["bias"]},
     "MaxMin after the pool": {"sort": LAYERS["pool"], "pool": LAYERS["sort"]},
     "a square kernel not transposed": {
         "second": Param("params/Dense_1/kernel", Euclidean(RMSToRMS()), atom=Linear(8, 8))
     },
-    "taps swapped": {
-        "conv": Param(
-            "params/Conv_0/kernel",
-            Euclidean(ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1, taps=(-3, -4)),
-            atom=Conv2D(6, 3),
-        )
-    },
+    "taps swapped": {"conv": conv(-3, -4)},
 }
 
 
-def declare(changes: dict[str, Module]) -> Compose:
-    return Compose(tuple((LAYERS | changes).values()))
+def declare(changes: dict[str, Module]) -> modules.Compose:
+    return modules.Compose(tuple((LAYERS | changes).values()))
 
 
 @pytest.fixture(scope="module")
@@ -332,10 +252,7 @@ def test_other_weights_than_the_models_are_refused(rng, convolutional):
 def test_model_of_external_module_must_fit(rng, convolutional):
     (params, forward), net = convolutional, ExternalModule(declare({}))
     x = images(rng, 20, 4, 4, 3)
-    with pytest.raises(
-        ValueError,
-        match=r"certify\(model\) is missing: an ExternalModule needs the forward function",
-    ):
+    with pytest.raises(ValueError, match=r"certify\(model\) is missing: an ExternalModule needs"):
         certify(net, params, x)
     with pytest.raises(ValueError, match=r"to logits \(20, 4\); got \(20, 3\)"):
         certify(net, params, x, model=lambda x: forward(x)[:, :3])
@@ -352,7 +269,7 @@ def test_parameters_left_over_are_named():
         "norm": {"scale": jnp.ones(3), "mean": jnp.ones(3)},
         "bn": jnp.ones(2, "bfloat16"),
     }
-    net = slots(("a", "b", "c"), Stiefel())
+    net = slots("abc")
     for function in (net.network, functools.partial(bound, net)):
         with pytest.raises(ValueError, match=r"at \['bn', 'norm/mean', 'norm/scale'\]: declare"):
             function(more)
@@ -364,7 +281,7 @@ def test_parameters_left_over_are_named():
 
 
 def test_external_network_errors_name_missing_weights():
-    net = slots(("a", "b", "c"), Stiefel())
+    net = slots("abc")
     w1, b, _, w2 = weights_of(FULL)
     with pytest.raises(ValueError, match="no weight at 'c'; there are \\['a', 'b'\\]"):
         net.network({"a": w1, "b": b})
@@ -372,6 +289,9 @@ def test_external_network_errors_name_missing_weights():
         net.network({"a": w1.T, "b": b, "c": w2})
     with pytest.raises(ValueError, match="has no atom, so its effect"):
         ExternalModule(Param("a", Stiefel())).network({"a": w1})
+
+
+ONE = np.ones((1, 6))
 
 
 @pytest.mark.parametrize(
@@ -382,15 +302,9 @@ def test_external_network_errors_name_missing_weights():
         ({"labels": np.zeros(3, int)}, "must be 2 whole numbers"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),
-        ({"images": np.full((2, 6), np.inf, np.float32)}, "logits must be real and finite"),
-        (
-            {"images": np.ones((1, 6)), "shift": np.zeros((6, 6))},
-            "shift\\) must broadcast to an image",
-        ),
-        (
-            {"images": np.ones((1, 6)), "scale": np.ones((3, 1))},
-            "must broadcast to an image \\(6,\\); got",
-        ),
+        ({"images": np.inf * ONE}, "logits must be real and finite"),
+        ({"images": ONE, "shift": np.zeros((6, 6))}, "shift\\) must broadcast to an image"),
+        ({"images": ONE, "scale": np.ones((3, 1))}, "must broadcast to an image \\(6,\\); got"),
         ({"scale": np.ones(5)}, "certify\\(scale\\) must broadcast to an image"),
         ({"batch": 0}, "certify\\(batch\\) must be a whole number in \\[1, inf\\); got 0"),
     ],
@@ -402,7 +316,7 @@ def test_error_messages(change, message):
 
 
 def test_unbounded_networks_are_refused(rng):
-    divided = Linear(4, 6, Stiefel()) @ RMSDivide()
+    divided = Linear(4, 6, Stiefel()) @ modules.RMSDivide()
     with pytest.raises(ValueError, match="no bound in Euclidean length"):
         certify(divided, weights_of(divided), images(rng, 3, 6))
     with pytest.raises(ValueError, match="an accuracy needs labels"):

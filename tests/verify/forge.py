@@ -1,6 +1,5 @@
 """A valid certificate, and edits that forge it."""
 
-import copy
 import dataclasses
 import hashlib
 import json
@@ -19,60 +18,38 @@ from manifoldmuon.modules import Bias, GroupSort, Linear, residual
 from manifoldmuon.robustness import certify, export
 from manifoldmuon_verify import Refused, verify
 
-FEATURES, WIDTH, CLASSES, IMAGES = 12, 8, 3, 40
-SHIFT, SCALE, PIXELS = 0.25, 0.5, (0.0, 1.5)
-AT = (0.01, 0.05, 0.1)
+IMAGES, SHIFT, SCALE = 40, 0.25, 0.5
 FILES = ("certificate.json", "weights.safetensors", "images.safetensors")
 DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "I32": "<i4", "I64": "<i8", "U8": "|u1"}
 
 
 def network():
     """Linear layers and biases, MaxMin, and a stack of residual blocks."""
-    block = GroupSort(2) @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
-    first = Linear(WIDTH, WIDTH, Orthogonal()) @ Bias(WIDTH) @ Linear(WIDTH, FEATURES, Stiefel())
-    second = GroupSort(2) @ Bias(WIDTH) @ Linear(WIDTH, WIDTH, Orthogonal())
-    return Bias(CLASSES) @ Linear(CLASSES, WIDTH, Stiefel()) @ residual(block, 2) @ second @ first
+    square = Linear(8, 8, Orthogonal())
+    block = GroupSort(2) @ Bias(8) @ square
+    first = square @ Bias(8) @ Linear(8, 12, Stiefel())
+    return Bias(3) @ Linear(3, 8, Stiefel()) @ residual(block, 2) @ block @ first
 
 
 def case():
     """Return a network that predicts two classes, nonzero biases, images, partly wrong labels."""
     net, rng = network(), np.random.default_rng(8)
     params = jax.tree.map(
-        lambda w, axes: w + 0.2 * rng.normal(size=w.shape).astype(np.float32) * (axes == 1),
+        lambda w, spec: w + 0.2 * rng.normal(size=w.shape).astype(np.float32) * (spec.ndim == 1),
         net.init(jax.random.key(3)),
-        jax.tree.map(lambda spec: spec.ndim, net.weights(), is_leaf=lambda x: hasattr(x, "ndim")),
+        net.weights(),
     )
-    images = rng.uniform(size=(IMAGES, FEATURES)).astype(np.float32)
+    images = rng.uniform(size=(IMAGES, 12)).astype(np.float32)
     logits = net.apply(params, jnp.asarray((images - SHIFT) / SCALE))
     labels = np.where(rng.uniform(size=IMAGES) < 0.7, np.argmax(logits, axis=-1), 0)
     return net, params, images, labels
 
 
-def export_radii(
-    place: Path,
-    net,
-    params,
-    images,
-    labels,
-    radii: Any,
-    *,
-    shift: Any = 0.0,
-    scale: Any = 1.0,
-    **options,
-) -> Path:
+def export_radii(place, net, params, images, labels, radii, *, shift=0.0, scale=1.0, **options):
     """Export these radii or the proved ones, for weights at any distance from their manifolds."""
-    given: Any = {"shift": shift, "scale": scale, "tolerance": np.inf}
-    found = certify(net, params, images, labels, **given)
+    found = certify(net, params, images, labels, shift=shift, scale=scale, tolerance=np.inf)
     found = dataclasses.replace(found, radii=np.asarray(radii, np.float64))
     return export(place, found, **options)
-
-
-def write_tight(folder: Path) -> Path:
-    """Write a certificate with the largest radii that the verifier accepts."""
-    net, params, images, labels = case()
-    options = {"shift": SHIFT, "scale": SCALE, "at": AT, "pixels": PIXELS}
-    export_radii(folder / "tight", net, params, images, labels, np.full(IMAGES, 1e6), **options)
-    return folder / "tight"
 
 
 def refusal(*files, **options) -> str:
@@ -101,9 +78,6 @@ class Forgery:
         for edit in edits:
             edit(self)
 
-    def copy(self) -> "Forgery":
-        return copy.deepcopy(self)
-
     def change(self, name: str, function: Callable[[Any], Any], part: str = "weights") -> None:
         """Apply a function to the numbers of an array."""
         arrays = getattr(self, part)
@@ -121,10 +95,7 @@ class Forgery:
             (folder / f"{part}.safetensors").write_bytes(data)
             if digests and isinstance(self.told.get(part), dict):
                 self.told[part]["sha256"] = sha256(data)
-                self.told[part]["arrays"] = {
-                    name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw)}
-                    for name, (dtype, shape, raw) in getattr(self, part).items()
-                }
+                self.told[part]["arrays"] = declared(getattr(self, part))
         (folder / "certificate.json").write_text(bare(json.dumps(self.told)))
         return folder
 
@@ -142,6 +113,14 @@ def bare(text: str) -> str:
 
 def sha256(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def declared(arrays: dict[str, Any]) -> dict[str, Any]:
+    """Return the declarations of arrays, with their digests."""
+    return {
+        name: {"dtype": dtype, "shape": shape, "sha256": sha256(raw)}
+        for name, (dtype, shape, raw) in arrays.items()
+    }
 
 
 def split(data: bytes) -> tuple[dict[str, Any], bytes]:
@@ -191,12 +170,6 @@ def deep(depth: int, inner: Any = 0) -> Any:
     for _ in range(depth):
         inner = [inner]
     return inner
-
-
-def hole(path: Path, size: int) -> None:
-    """Create a sparse file of zeros, which takes no disk space."""
-    with path.open("wb") as file:
-        file.truncate(size)
 
 
 # Edits of a forgery. A path such as `claims.radii.3` names an entry of the certificate.

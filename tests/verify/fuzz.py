@@ -7,6 +7,7 @@ Digests are repaired, and claims of accepted certificates are checked by an inde
 """
 
 import argparse
+import copy
 import itertools
 import json
 import os
@@ -18,7 +19,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
@@ -268,15 +268,9 @@ FAMILIES: dict[str, Callable[[Rng, Forgery, Path], None]] = {
 
 
 class Outcome(NamedTuple):
-    """Result of verifying a changed certificate.
+    """Result of verifying a change: CPU seconds, memory, and a line that says what is wrong.
 
-    Attributes:
-      family: kind of change.
-      number: number of the change; together with the seed it reproduces the change.
-      accepted: whether the verifier accepted the certificate.
-      seconds: CPU time.
-      mebibytes: memory.
-      fault: single-line description of a failure; empty if nothing is wrong.
+    The number of the change and the seed reproduce it.
     """
 
     family: str
@@ -309,31 +303,22 @@ def write_bases(folder: Path) -> list[Path]:
     for number, (name, (net, shape)) in enumerate(networks().items()):
         rng = np.random.default_rng(number)
         params = jax.tree.map(
-            lambda w, rng=rng: w + jnp.asarray(0.05 * rng.normal(size=w.shape), jnp.float32),
+            lambda w, rng=rng: w + np.float32(0.05 * rng.normal(size=w.shape)),
             net.init(jax.random.key(number)),
         )
         images = rng.uniform(size=(20, *shape)).astype(np.float32)
         labels = rng.integers(3, size=20)
-        anywhere: dict[str, Any] = {"shift": 0.25, "scale": 0.5, "tolerance": np.inf}
-        certified = certify(net, params, images, labels, **anywhere)
+        certified = certify(net, params, images, labels, shift=0.25, scale=0.5, tolerance=np.inf)
         for arithmetic in ("real", "float32"):
-            place = folder / f"{name}-{arithmetic}"
-            options: dict[str, Any] = {"at": [0.01, 0.05], "pixels": (0.0, 1.0)}
-            found.append(export(place, certified, arithmetic=arithmetic, **options).parent)
+            options: Any = {"arithmetic": arithmetic, "at": [0.01, 0.05], "pixels": (0.0, 1.0)}
+            found.append(export(folder / f"{name}-{arithmetic}", certified, **options).parent)
     return found
 
 
 def outcomes(
     bases: Sequence[Path], numbers: Sequence[int], seed: int, families: Sequence[str]
 ) -> Iterator[Outcome]:
-    """Change certificates and verify them.
-
-    Args:
-      bases: folders of valid certificates.
-      numbers: numbers of the changes.
-      seed: seed shared by all changes.
-      families: kinds of changes, used in turn.
-    """
+    """Change the certificates in these folders and verify them; take the families in turn."""
     whole = [Forgery(base) for base in bases]
     worker = subprocess.Popen(
         [sys.executable, "-m", "tests.verify.limited"],
@@ -350,7 +335,7 @@ def outcomes(
             rng, family = np.random.default_rng([seed, number]), families[number % len(families)]
             with TemporaryDirectory() as begun:
                 folder = Path(begun, "it")
-                FAMILIES[family](rng, choice(rng, whole).copy(), folder)
+                FAMILIES[family](rng, copy.deepcopy(choice(rng, whole)), folder)
                 print(folder, file=worker.stdin, flush=True)
                 status, seconds, memory = json.loads(worker.stdout.readline())
                 text = Path(f"{folder}.err").read_text(errors="replace")

