@@ -12,7 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import scipy.stats
-from jaxtyping import Float, Inexact
+from jaxtyping import Float, Num
 
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, nonzero_or_one
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
@@ -65,7 +65,7 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     return np.where(ink[:rows, :columns], 0.0, 1.0).astype(np.float32)
 
 
-def erasure_auc(weight: Inexact[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
+def erasure_auc(weight: Num[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) -> float:
     """Return how well magnitudes reveal the mask: 1 for perfectly, 0.5 for not at all.
 
     The area under the ROC curve, by Mann and Whitney: the probability that `|W_ij|` is larger at an

@@ -98,7 +98,7 @@ def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
     """
     _check_grid("excess_loss", log2_rates)
     _check_curve("excess_loss(losses)", log2_rates, losses)
-    check_number("excess_loss(at)", at, within=f"[{log2_rates[0]:g}, {log2_rates[-1]:g}]")
+    check_number("excess_loss(at)", at, within=f"[{float(log2_rates[0])}, {float(log2_rates[-1])}]")
     best, _ = _lowest(log2_rates, losses)
     if best is None:
         return None

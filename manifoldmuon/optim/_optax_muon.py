@@ -149,18 +149,25 @@ def _scale_by_muon(
 ) -> optax.GradientTransformation:
     """Return `scale_by_muon` and `scale_by_shape` of Optax, with equal leaves stacked."""
     state_of: Any = optax.contrib.scale_by_muon(beta=beta, mu_dtype=mu_dtype, **iteration)
-    alone: Any = optax.contrib.scale_by_muon(
-        beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **iteration
-    )  # the iteration alone, without momentum
     # AOL divides rows: of a square matrix the result depends on which axis they are.
     by_rows = iteration.get("preconditioning") == "aol"
 
-    def polar(manifold: Manifold, point: jax.Array, update: jax.Array, _: Any) -> jax.Array:
-        if method is not None:
-            return msign(update, method).astype(update.dtype)
-        stack = update[None]  # Optax takes two axes as they are stored, whatever the dimensions
-        orthogonal = alone.update(stack, alone.init(stack))[0][0]
-        return orthogonal / _shape_factor(update.shape) if _SCALES_BY_SHAPE else orthogonal
+    @functools.cache
+    def polar(steps: int | None) -> Any:
+        """Return the rule of the iteration alone; `steps` if the coefficients have a row each."""
+        own = iteration if steps is None else iteration | {"ns_steps": steps}
+        alone: Any = optax.contrib.scale_by_muon(
+            beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **own
+        )
+
+        def rule(manifold: Manifold, point: jax.Array, update: jax.Array, _: Any) -> jax.Array:
+            if method is not None:
+                return msign(update, method).astype(update.dtype)
+            stack = update[None]  # Optax takes two axes as they are stored, whatever the dimensions
+            orthogonal = alone.update(stack, alone.init(stack))[0][0]
+            return orthogonal / _shape_factor(update.shape) if _SCALES_BY_SHAPE else orthogonal
+
+        return rule
 
     def times_dual_norm(
         manifold: Manifold, point: jax.Array, update: jax.Array, _: Any
@@ -184,7 +191,8 @@ def _scale_by_muon(
         stored = plan
         if by_rows:
             stored = plan_updates("optax_muon", _geometry(dims, moment, True), moment, moment)
-        updates, _ = execute("optax_muon", stored, polar, (moment, moment), divide=True)
+        steps = len(state.ns_coeffs) if state.ns_coeffs.ndim == 2 else None
+        updates, _ = execute("optax_muon", stored, polar(steps), (moment, moment), divide=True)
         visit = functools.partial(execute, "optax_muon", plan)
         if adaptive:
             updates, _ = visit(times_dual_norm, (moment, updates), stack=False)

@@ -27,8 +27,8 @@ class Polar(Retraction):
     Second order (Absil, Mahony and Sepulchre 2008, section 4.1). For a tangent `V` the Gram matrix
     is `I + V^T V`, at least the identity and close to it for a small step, so that a few `n x n`
     products find its inverse root: no iteration for a learning rate of 0.05, at most one up to 0.3,
-    two for 1, and one more where the step has low rank. Using the Gram matrix of `W + V` itself removes any distance from the set that
-    rounding has left in `W`.
+    two for 1, and one more where the step has low rank. Using the Gram matrix of `W + V` itself
+    removes any distance from the set that rounding has left in `W`.
 
     Steps longer than 10, which turn by 84 of 90 degrees, are shortened to at most 10, and to zero
     if their squares overflow. A row sum of the Gram matrix measures them; it can be too large by up

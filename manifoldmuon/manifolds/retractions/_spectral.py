@@ -103,8 +103,8 @@ class SoftCap(Retraction):
     With the step's norm e relative to the edge, singular values x up to 1 + e become `y + a y^3`,
     `y = x - a x^3`, with the a that maps 1 + e to 1 (arXiv:2507.13338, with e from the learning
     rate). No sign and no iteration: three small and two tall products, and some steps of Lanczos'
-    method for e. If e is above 0.3, the moved point is divided by `(1 + e) / 1.3` first, which lowers
-    all of its singular values. Differentiable in either mode.
+    method for e. If e is above 0.3, the moved point is divided by `(1 + e) / 1.3` first, which
+    lowers all of its singular values. Differentiable in either mode.
 
     Interior singular values sink as well, by about `e x^5` per step: a weight decay that is strong
     for large singular values and negligible for small. Weights therefore stop short of the edge,
