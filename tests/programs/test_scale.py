@@ -95,7 +95,7 @@ def test_costs_are_read_from_program():
     assert (costliest.collectives_in_loops, costliest.unknown_loops) == (4, 3)
 
 
-@pytest.mark.slow_except("manifold_muon, ClosedForm()-without_tangent_part1")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "without_tangent_part"),
     [("manifold_muon, ProjectedPolar()", {False, True}), ("manifold_muon, ClosedForm()", {False})],
