@@ -90,7 +90,7 @@ ROW = np.zeros((3, 3072), np.uint8)
     [
         ("data_batch_1", pickle.dumps({b"data": Harm()}), "it imports builtins.exec"),
         ("data_batch_1", b"cos\nsystem\n(S'true'\ntR.", "it imports os.system"),
-        ("data_batch_1", python3_batch(np.float32(ROW), [0, 0, 0]), "unsigned bytes; got f4"),
+        ("data_batch_1", python3_batch(ROW.astype("f4"), [0, 0, 0]), "unsigned bytes; got f4"),
         ("data_batch_1", python3_batch(ROW, [0, 0, 0])[:-100], "not a pickle of plain data"),
         ("data_batch_1", b"", "not a pickle of plain data"),
         ("data_batch_1", pickle.dumps([1, 2]), "holds a list, not a dictionary"),
