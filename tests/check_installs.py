@@ -77,19 +77,14 @@ def promises() -> dict[str, list[Path]]:
     """Return the pages with a program for each install line, by its extras."""
     found: dict[str, list[Path]] = {extras: [] for extras in COMMANDS}
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.*"))]:
-        if page.suffix not in (".md", ".py") or page.name == "changelog.md":
+        tutorial = page.parent.name == "tutorials"  # its .md is built
+        if page.suffix != (".py" if tutorial else ".md") or page.name == "changelog.md":
             continue
-        if page.parent.name == "tutorials" and page.suffix == ".md":
-            continue  # built from the tutorial
         text = page.read_text(encoding="utf-8")
         lines = {",".join(sorted((line or "").split(","))) for line in _LINE.findall(text)}
-        tutorial = page.parent.name == "tutorials" and page.suffix == ".py"
-        if tutorial or _PROGRAM.search(text):
-            for extras in lines - _SKIPPED or {""}:
-                found.setdefault(extras, []).append(page)
-        elif page.suffix == ".md":
-            for extras in lines - _SKIPPED:
-                found.setdefault(extras, [])
+        program = tutorial or bool(_PROGRAM.search(text))
+        for extras in lines - _SKIPPED or ({""} if program else ()):
+            found.setdefault(extras, []).extend([page] * program)
     return found
 
 

@@ -73,24 +73,20 @@ def problems(wheel: Path, sdist: Path) -> list[str]:
     found += [f"the wheel has {name}" for name in sorted(packed - source)]
     if f"{info}licenses/LICENSE" not in names:
         found.append("the wheel has no licence")
-    for field, wanted in [
-        ("Name", project["name"]),
-        ("Version", project["version"]),
-        ("Requires-Python", project["requires-python"]),
-        ("License-Expression", project["license"]),
-        ("Summary", project["description"]),
-    ]:
-        if told[field] != wanted:
-            found.append(f"the wheel says {field}: {told[field]}, and pyproject.toml {wanted}")
+    fields = {"Name": "name", "Version": "version", "Requires-Python": "requires-python",
+              "License-Expression": "license", "Summary": "description"}  # fmt: skip
+    for field, key in fields.items():
+        if told[field] != project[key]:
+            found.append(f"the wheel says {field}: {told[field]}, not {project[key]}")
     extras = set(told.get_all("Provides-Extra", []))
     if extras != set(project["optional-dependencies"]):
         found.append(f"the wheel has the extras {sorted(extras)}")
-    needed = {
-        re.split(r"[^\w.-]", line)[0]
-        for line in told.get_all("Requires-Dist", [])
-        if "extra ==" not in line
-    }
-    if needed != {re.split(r"[^\w.-]", line)[0] for line in project["dependencies"]}:
+    lines = [line for line in told.get_all("Requires-Dist", []) if "extra ==" not in line]
+    needed, declared = (
+        {re.split(r"[^\w.-]", line)[0] for line in lines}
+        for lines in (lines, project["dependencies"])
+    )
+    if needed != declared:
         found.append(f"the wheel needs {sorted(needed)}")
     with tarfile.open(sdist) as archive:
         inside = {name.partition("/")[2] for name in archive.getnames()}

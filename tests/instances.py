@@ -1,22 +1,12 @@
 """Table of norms and manifolds. Every law is checked for every row; add a row for a new class."""
 
+# ruff: noqa: F403, F405
+
 from typing import NamedTuple
 
 from manifoldmuon import norms
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import (
-    EmbeddingRows,
-    Euclidean,
-    Grassmann,
-    Hypersphere,
-    Manifold,
-    Orthogonal,
-    Rotations,
-    SpectralBall,
-    SpectralBand,
-    SpectralSphere,
-    Stiefel,
-)
+from manifoldmuon.manifolds import *
 from manifoldmuon.manifolds.retractions import QR, Geodesic
 from manifoldmuon.manifolds.solvers import SkewPolar
 
@@ -125,9 +115,7 @@ ANY_NORM = [
     # Small steps: the set is strongly curved if the second singular value is close.
     ManifoldCase("spectral sphere", SpectralSphere(4.0, step_norm=norms.Spectral()), (5, 3)),
     ManifoldCase(
-        "spectral sphere, wide stack, by svd",
-        SpectralSphere(5.0, step_norm=BY_SVD),
-        (2, 3, 4),
+        "spectral sphere, wide stack, by svd", SpectralSphere(5.0, step_norm=BY_SVD), (2, 3, 4)
     ),
     ManifoldCase(
         "spectral ball",
@@ -136,23 +124,11 @@ ANY_NORM = [
         gap=0.01,
     ),
     ManifoldCase(
-        "spectral band, wide stack",
-        SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD),
-        (2, 3, 5),
-        0.02,
+        "spectral band, wide stack", SpectralBand(0.7, 1.4, 2.0, step_norm=BY_SVD), (2, 3, 5), 0.02
     ),
     ManifoldCase(
-        "spectral band by Frobenius steps",
-        SpectralBand(step_norm=norms.Frobenius()),
-        (4, 4),
+        "spectral band by Frobenius steps", SpectralBand(step_norm=norms.Frobenius()), (4, 4)
     ),
 ]
 
-MANIFOLDS = [
-    *FLAT,
-    *SPHERES,
-    *SQUARE,
-    *STIEFEL,
-    *GRASSMANN,
-    *ANY_NORM,
-]
+MANIFOLDS = [*FLAT, *SPHERES, *SQUARE, *STIEFEL, *GRASSMANN, *ANY_NORM]

@@ -1,15 +1,9 @@
 """What is not installed: nothing imports it too early, and errors name the extra that has it."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from studies import STUDIES
-
-ROOT = Path(__file__).parents[1]
+from tests import test_package
 
 # Imports of these fail, as where only `pip install .` has run.
 _HIDE = """
@@ -29,21 +23,12 @@ _OTHERS = ["orbax", "safetensors"]
 
 def run(code: str, hidden: list[str]) -> str:
     """Run code in a fresh interpreter that lacks some packages; return its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", _HIDE.format(hidden=hidden) + code],
-        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return test_package.run(_HIDE.format(hidden=hidden) + code, "default")
 
 
 def test_studies_are_listed_without_import_of_any():
-    code = (
-        "import studies.__main__ as m; status = m.main([])\n"
-        "assert status == 0\n"
-        "print(*[name for name in sys.modules if name.startswith('studies.')])"
-    )
+    code = "import studies.__main__ as m; assert m.main([]) == 0\n"
+    code += "print(*[name for name in sys.modules if name.startswith('studies.')])"
     *listed, modules = run(code, _FRAMEWORKS + _STUDIES + _OTHERS).splitlines()
     assert [line.split()[0] for line in listed[3:]] == list(STUDIES)
     for name, line in zip(STUDIES, listed[3:], strict=True):
@@ -53,23 +38,22 @@ def test_studies_are_listed_without_import_of_any():
 
 @pytest.mark.slow
 def test_studies_explain_themselves_without_frameworks():
-    code = (
-        "import contextlib, studies.__main__ as m\n"
-        f"for name in {list(STUDIES)}:\n"
-        "    with contextlib.suppress(SystemExit):\n"
-        "        m.main([name, '--help'])\n"
-    )
+    code = f"""
+import contextlib, studies.__main__ as m
+for name in {list(STUDIES)}:
+    with contextlib.suppress(SystemExit): m.main([name, '--help'])
+"""
     shown = run(code, _FRAMEWORKS + _OTHERS)
     assert all(f"python -m studies {name}" in shown for name in STUDIES)
 
 
 @pytest.mark.slow
 def test_study_without_its_framework_names_the_extra(tmp_path):
-    code = (
-        "import studies.__main__ as m; sys.stderr = sys.stdout\n"
-        f"try: m.main(['critics', '--out', {str(tmp_path / 'critics.json')!r}])\n"
-        "except SystemExit as error: print(error.code)"
-    )
+    code = f"""
+import studies.__main__ as m; sys.stderr = sys.stdout
+try: m.main(['critics', '--out', {str(tmp_path / "critics.json")!r}])
+except SystemExit as error: print(error.code)
+"""
     error, status = run(code, _FRAMEWORKS).splitlines()[-2:]
     assert "error: critics needs flax: pip install -e '.[flax,studies]' from the root" in error
     assert status == "2"

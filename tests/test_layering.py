@@ -44,8 +44,8 @@ def part(module: str) -> str:
     return max(found, key=len, default=name.split(".")[0])
 
 
-def imports(source: str, known: set[str]) -> Iterator[tuple[str, bool]]:
-    """Yield each imported module (of `known`, if possible), and whether in a function."""
+def imports(source: str, known: set[str] | None = None) -> Iterator[tuple[str, bool]]:
+    """Yield each import and whether it is in a function: modules of `known`, or all names."""
     tree = ast.parse(source)
     functions = [x for x in ast.walk(tree) if isinstance(x, ast.FunctionDef | ast.AsyncFunctionDef)]
     delayed = {node for function in functions for node in ast.walk(function)}
@@ -56,7 +56,8 @@ def imports(source: str, known: set[str]) -> Iterator[tuple[str, bool]]:
             assert not node.level, "imports are absolute"
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
-                yield inner if inner in known else str(node.module), node in delayed
+                module = known is not None and inner not in known
+                yield str(node.module) if module else inner, node in delayed
 
 
 def violation(module: str, target: str, delayed: bool) -> str:

@@ -459,11 +459,7 @@ class DualityMapOnly(MaxAbs):
 
 @pytest.mark.parametrize(
     ("kind", "other"),
-    [
-        (EmbeddingRows, BarzilaiBorwein()),
-        (SpectralBall, None),
-        (SpectralBand, None),
-    ],
+    [(EmbeddingRows, BarzilaiBorwein()), (SpectralBall, None), (SpectralBand, None)],
 )
 def test_norm_without_required_projection_is_refused(kind: Any, other: Any):
     norm = DualityMapOnly()

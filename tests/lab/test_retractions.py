@@ -10,6 +10,7 @@ from manifoldmuon.manifolds.retractions import QR, Exponential, Geodesic, Normal
 from studies.retractions.spaces import NoRetraction
 
 SHAPES = {Stiefel: (16, 4), EmbeddingRows: (8, 16)}
+RATES = (0.02, 0.5)
 
 
 @pytest.mark.slow_except("Stiefel-QR()-2")
@@ -47,19 +48,17 @@ def walk(retraction, dtype, rates, steps, seed):
 @pytest.mark.slow
 def test_walk_without_retraction_grows_by_pythagoras():
     """Steps of length eta are orthogonal to their row: |w|^2 = 1 + k eta^2 after k steps."""
-    rates = (0.02, 0.5)
-    found, distances = walk(NoRetraction(), "float32", rates, 25, 3)
+    found, distances = walk(NoRetraction(), "float32", RATES, 25, 3)
     assert found.at == [1, 10, 25]
-    expected = np.sqrt(1 + np.outer(np.square(rates), found.at)) - 1
+    expected = np.sqrt(1 + np.outer(np.square(RATES), found.at)) - 1
     np.testing.assert_allclose(distances, expected, rtol=2e-3)
     np.testing.assert_allclose(found.effective, 1, rtol=1e-4)
 
 
 def test_retracted_walk_stays_and_steps_are_chords():
-    rates = (0.02, 0.5)
-    found, distances = walk(Normalize(), "float32", rates, 25, 3)
+    found, distances = walk(Normalize(), "float32", RATES, 25, 3)
     assert np.max(distances) < 1e-6
-    chord = np.sqrt(2 - 2 / np.sqrt(1 + np.square(rates))) / rates
+    chord = np.sqrt(2 - 2 / np.sqrt(1 + np.square(RATES))) / RATES
     np.testing.assert_allclose(found.effective, chord, rtol=1e-4)
 
 
@@ -77,14 +76,12 @@ def test_walks_accept_vectors_and_row_matrices():
     key = jax.random.key(4)
     for shape in ((5,), (1, 5)):
         manifold = Hypersphere(ndim=len(shape))
-        found = random_walk(manifold, shape, (0.1, 0.2), 10, key)
-        assert found.points.shape == (2, 2, *shape)
-        np.testing.assert_allclose(
-            np.linalg.norm(found.points.reshape(2, 2, 5), axis=-1), 1, rtol=1e-6
-        )
-        assert retraction_order(
-            manifold, Hypersphere(ndim=len(shape), retraction=Geodesic()), shape, key
-        ).slope
+        points = random_walk(manifold, shape, (0.1, 0.2), 10, key).points
+        assert points.shape == (2, 2, *shape)
+        lengths = np.linalg.norm(points.reshape(2, 2, 5), axis=-1)
+        np.testing.assert_allclose(lengths, 1, rtol=1e-6)
+        exact = Hypersphere(ndim=len(shape), retraction=Geodesic())
+        assert retraction_order(manifold, exact, shape, key).slope
     with pytest.raises(ValueError, match="shape must have 2 axes, as a point has; got"):
         random_walk(EmbeddingRows(), (8,), (0.1,), 10, key)
 

@@ -25,6 +25,7 @@ from tests.optim.test_processes import free_port, outputs
 
 ROOT = Path(__file__).parents[2]
 _CONFIGURATION = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.py"))
 # A program, and what it prints: numbers to 5 %, unless a comment before the output says otherwise.
 _PROGRAM = re.compile(
@@ -33,6 +34,12 @@ _PROGRAM = re.compile(
     re.MULTILINE | re.DOTALL,
 )
 _NUMBER = re.compile(r"(?<![\w.])[-+]?\d+\.?\d*(?:e[-+]?\d+)?(?!\w)")
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(textwrap.dedent(text), encoding="utf-8")
 
 
 def test_every_public_name_is_documented():
@@ -58,13 +65,9 @@ def test_formulas_become_plain_text(line):
 
 
 def test_search_index_contains_no_tex(tmp_path):
-    index = {
-        "config": {"lang": ["en"]},
-        "items": [
-            {"title": r"Where \(a &lt; b\)", "text": r"<p>\[a &lt; b\] holds</p>", "level": 1}
-        ],
-    }
-    (tmp_path / "search.json").write_text(json.dumps(index), encoding="utf-8")
+    page = {"title": r"Where \(a &lt; b\)", "text": r"<p>\[a &lt; b\] holds</p>", "level": 1}
+    index = json.dumps({"config": {"lang": ["en"]}, "items": [page]})
+    (tmp_path / "search.json").write_text(index, encoding="utf-8")
     as_set = _MATHML.format("<mi>a</mi><mo>&lt;</mo><mi>b</mi>")
     excerpts.write(tmp_path, {("a < b", False): as_set, ("a < b", True): as_set})
     script = (tmp_path / "search.js").read_text(encoding="utf-8")
@@ -96,9 +99,7 @@ def test_undocumented_names_are_detected(tmp_path):
             ::: manifoldmuon.linalg._a.gone
             """,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text), encoding="utf-8")
+    _write(tmp_path, files)
     assert sorted(coverage.problems(tmp_path)) == [
         "linalg.md lists manifoldmuon.linalg._a.gone, not a public name",
         "manifoldmuon.linalg.silent has no docstring",
@@ -109,11 +110,11 @@ def test_undocumented_names_are_detected(tmp_path):
 
 
 def test_named_files_and_commands_exist():
-    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    pages = [*_PAGES, ROOT / "CONTRIBUTING.md"]
     text = "\n".join(page.read_text(encoding="utf-8") for page in pages)
-    ours = "benchmarks|docs|examples|manifoldmuon|studies|tests"
-    missing = {path for path in re.findall(rf"`((?:{ours})/[\w./-]+)`", text)
-               if not (ROOT / path).exists()}  # fmt: skip
+    ours = "benchmarks|docs|examples|manifoldmuon|manifoldmuon_verify|studies|tests"
+    named = {x for x in re.findall(rf"`((?:{ours})/[\w./-]+)`", text) if "name" not in x}
+    missing = {path for path in named if not (ROOT / path).exists()}
     for name in set(re.findall(rf"python -m ((?:{ours})[\w.]*)", text)):
         path = ROOT / name.replace(".", "/")
         if not (path.with_suffix(".py").exists() or (path / "__main__.py").exists()):
@@ -130,6 +131,16 @@ def test_every_page_is_in_navigation():
     pages = {page for page in pages if "/results/" not in page}  # tables, which pages include
     pages |= {f"tutorials/{path.stem}.md" for path in _TUTORIALS}  # the build writes them
     assert set(re.findall(r"[\w/-]+\.md$", _CONFIGURATION, re.MULTILINE)) == pages
+
+
+def test_errors_name_existing_pages():
+    titles = re.findall(r"- ([^:\n]+): \S+\.md$", _CONFIGURATION, re.MULTILINE)
+    named = set()
+    for path in (ROOT / "manifoldmuon").rglob("*.py"):
+        joined = re.sub(r'"\n\s+f?"', "", path.read_text(encoding="utf-8"))
+        named |= set(re.findall(r"\bpage '([^']+)'", joined))
+    assert len(named) > 5
+    assert named - set(titles) == set()
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
@@ -190,18 +201,13 @@ def test_configuration_names_no_external_host():
 
 
 def test_missing_and_external_references_are_detected(tmp_path):
-    (tmp_path / "math").mkdir()
-    (tmp_path / "math" / "index.html").write_text("", encoding="utf-8")
-    (tmp_path / "own.js").write_text("", encoding="utf-8")
-    (tmp_path / "index.html").write_text(
-        """
+    text = """
         <script src="own.js"></script> <a href="math/#a">in</a> <a href="https://host.org">out</a>
         <img src="data:image/png;base64,"> <script src="https://host.org/a.js"></script>
         <link rel="stylesheet" href="//host.org/a.css"> <img src="gone.png"> <a href="gone/">x</a>
         <a href="/math/">root</a>
-        """,
-        encoding="utf-8",
-    )
+        """
+    _write(tmp_path, {"math/index.html": "", "own.js": "", "index.html": text})
     assert references.problems(tmp_path) == [
         "index.html loads https://host.org/a.js",
         "index.html loads //host.org/a.css",
@@ -226,9 +232,7 @@ def test_names_and_sources_get_links(tmp_path):
             <code>muon</code> <code>f</code> <pre><code>muon</code></pre> <code>optax.muon</code>
             """,
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text, encoding="utf-8")
+    _write(tmp_path, files)
     site = tmp_path / "site"
     assert links.write(site, tmp_path) == 3
     page = (site / "page.html").read_text(encoding="utf-8")
@@ -242,43 +246,21 @@ def test_names_and_sources_get_links(tmp_path):
     assert references.problems(site) == []
 
 
-_HOST_MEMORY = pytest.mark.skipif(
-    jax.__version_info__ < (0, 10), reason="CPUs have a host memory from JAX 0.10 on"
-)
-
-
 @pytest.mark.slow_except("README.md")
 @pytest.mark.parametrize(
     "page",
-    [
-        "README.md",
-        "docs/index.md",
-        "docs/certified-classifier.md",
-        "docs/checkpoints.md",
-        "docs/coming-from.md",
-        "docs/constrain-a-transformer.md",
-        "docs/critics.md",
-        "docs/faq.md",
-        "docs/fine-tune.md",
-        "docs/flows.md",
-        "docs/getting-started.md",
-        "docs/lab/index.md",
-        "docs/minimize.md",
-        "docs/recurrent.md",
-        pytest.param("docs/scale.md", marks=_HOST_MEMORY),
-        "docs/swap-muon.md",
-        "docs/transformations.md",
-        "docs/your-own-parts.md",
-    ],
-)
+    # The build writes the tutorials; the other page joins processes, below.
+    [page for page in _PAGES if _PROGRAM.search(page.read_text(encoding="utf-8"))
+     and page.parent.name != "tutorials" and page.stem != "several-processes"],
+    ids=lambda page: page.relative_to(ROOT).as_posix(),
+)  # fmt: skip
 def test_programs_print_what_page_shows(page):
-    text = (ROOT / page).read_text(encoding="utf-8")
-    programs = list(_PROGRAM.finditer(text))
-    assert programs
-    names = {"__name__": "__main__"}
-    for program in programs:
+    if page.stem == "scale" and jax.__version_info__ < (0, 10):
+        pytest.skip("CPUs have a host memory from JAX 0.10 on")
+    text, names = page.read_text(encoding="utf-8"), {"__name__": "__main__"}
+    for program in _PROGRAM.finditer(text):
         above = text.count("\n", 0, program.start("code"))  # tracebacks have the page's lines
-        code = compile("\n" * above + program["code"], page, "exec")
+        code = compile("\n" * above + program["code"], str(page), "exec")
         with contextlib.redirect_stdout(io.StringIO()) as out:
             exec(code, names)
         shown, percent = program["shown"] or "", int(program["percent"] or 5)
@@ -352,17 +334,15 @@ def test_output_that_differs_is_detected(printed, percent, agree):
 @pytest.mark.slow  # the documentation build also runs the tutorials
 @pytest.mark.parametrize("tutorial", _TUTORIALS, ids=lambda path: path.stem)
 def test_tutorial_runs(tutorial, monkeypatch):
-    monkeypatch.setattr(plt, "subplots", lambda *args, **options: _subplots(*args, **options))
+    def subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
+        figure = Figure(figsize=figsize, layout=layout)  # without a screen
+        return figure, figure.subplots(*args, **options)
+
+    monkeypatch.setattr(plt, "subplots", subplots)
     try:
         runpy.run_path(str(tutorial))
     finally:
         jax.config.update("jax_enable_x64", False)  # a tutorial sets it, for all later tests
-
-
-def _subplots(*args: Any, figsize: Any, layout: Any, **options: Any) -> tuple[Figure, Any]:
-    """Replace pyplot's `subplots`, without a screen."""
-    figure = Figure(figsize=figsize, layout=layout)
-    return figure, figure.subplots(*args, **options)
 
 
 def test_api_pages_show_types_without_their_checks():

@@ -145,8 +145,7 @@ def test_maxtext_tables_become_geometry():
         "norm": None,
     }
     shapes = {"query": (8, 3, 2, 4), "out": (2, 3, 4, 8), "wi": (8, 3, 16), "norm": (8, 3)}
-    keys = dict(zip(shapes, jax.random.split(jax.random.key(0), 4), strict=True))
-    params = {name: jax.random.normal(keys[name], shapes[name]) for name in shapes}
+    params = {k: jax.random.normal(jax.random.key(len(k)), shape) for k, shape in shapes.items()}
     points = mm.optim.project_tree(maxtext.geometry(tables, Stiefel()), params)
     query, out = points["query"][:, 1].reshape(8, 8), points["out"][:, 1].reshape(8, 8)
     np.testing.assert_allclose(query.T @ query, jnp.eye(8), atol=1e-5)

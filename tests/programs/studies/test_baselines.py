@@ -1,4 +1,4 @@
-"""Baseline solvers of a benchmark: feasible, certified, scale-free, warm-started."""
+"""Baselines of benchmarks: solvers are feasible and certified; methods obey the laws of msign."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks._baselines import ADMM, AlternatingProjection, FixedPoint
+from benchmarks._polar_methods import QDWH, GramEigh, InverseRoot
 from manifoldmuon.norms import Spectral
+from tests.linalg.msign_laws import check_msign
 from tests.oracles.stiefel_problems import STIEFEL_FAMILIES, stiefel_errors, stiefel_problem
 
 pytestmark = pytest.mark.slow
@@ -26,9 +28,8 @@ def solve(solver, point, grad, dual=None):
     return jax.jit(solver.solve, static_argnums=0)(Spectral(), point, grad, dual)
 
 
-def gaps(points, grads, answer):
-    each = zip(points, grads, answer.direction, strict=True)
-    return np.array([stiefel_errors(*problem).gap for problem in each])
+def errors(*problems):
+    return np.array([stiefel_errors(*problem) for problem in zip(*problems, strict=True)]).T
 
 
 @pytest.mark.parametrize("solver", BASELINES, ids=lambda solver: type(solver).__name__)
@@ -36,8 +37,7 @@ def gaps(points, grads, answer):
 def test_directions_are_feasible_and_certified(solver, shape):
     points, grads = problems(shape)
     answer = solve(solver, points, grads)
-    each = zip(points, grads, answer.direction, strict=True)
-    true, residuals, norms = np.array([stiefel_errors(*problem) for problem in each]).T
+    true, residuals, norms = errors(points, grads, answer.direction)
     assert residuals.max() < 1e-5
     assert norms.max() < 1 + 1e-5
     assert true.max() < BASELINES[solver]
@@ -51,8 +51,15 @@ def test_directions_are_feasible_and_certified(solver, shape):
 def test_iterations_and_warm_starts_reduce_gap(kind):
     few, many = kind(steps=3), kind(steps=100)
     points, grads = problems((20, 16))
-    far, near = (solve(solver, points, grads) for solver in (few, many))
-    assert gaps(points, grads, near).max() < gaps(points, grads, far).max() / 2
+    answers = [solve(solver, points, grads) for solver in (few, many)]
+    far, near = (errors(points, grads, answer.direction)[0] for answer in answers)
+    assert near.max() < far.max() / 2
     nudged = grads + 1e-4 * problems((20, 16), seed=1)[1][:1]
-    cold, warm = solve(few, points, nudged), solve(few, points, nudged, near.dual)
-    assert np.all(gaps(points, nudged, warm) < gaps(points, nudged, cold) / 3)
+    answers = [solve(few, points, nudged, dual) for dual in (None, answers[1].dual)]
+    cold, warm = (errors(points, nudged, answer.direction)[0] for answer in answers)
+    assert np.all(warm < cold / 3)
+
+
+@pytest.mark.parametrize("method", [QDWH(), GramEigh(), InverseRoot()], ids=repr)
+def test_methods_satisfy_msign_laws(method):
+    check_msign(method, (2, 3, 5), jax.random.key(1), 10.0)

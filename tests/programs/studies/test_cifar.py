@@ -11,31 +11,17 @@ import pytest
 from studies import datasets
 from studies.datasets import DatasetError
 
-CIFAR_CLASSES = (
-    *("airplane", "automobile", "bird", "cat", "deer"),
-    *("dog", "frog", "horse", "ship", "truck"),
-)
-
-
-def python2_array(array: np.ndarray) -> bytes:
-    """Return the pickle opcodes of an array of unsigned bytes, as by Python 2 and NumPy 1."""
-    contents = array.tobytes()
-    return (
-        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
-        b"(I1\n(I%d\nI%d\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR"
-        % array.shape
-        + b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntb"
-        + b"I00\nT"
-        + struct.pack("<I", len(contents))
-        + contents
-        + b"tb"
-    )
+CLASSES = "airplane automobile bird cat deer dog frog horse ship truck"
+ARCHIVE, FOLDER = "cifar-10-python.tar.gz", "cifar-10-batches-py"
 
 
 def python2_batch(images: np.ndarray, labels: list[int]) -> bytes:
+    """Return the pickle of images of unsigned bytes, as by Python 2 and NumPy 1."""
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01btR"
+    array += b"(I1\n(I%d\nI%d\ntcnumpy\ndtype\n(U\x02u1I0\nI1\ntR" % images.shape
+    array += b"(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nT" + struct.pack("<I", images.size)
     items = b"".join(b"I%d\n" % label for label in labels)
-    array = python2_array(images)
-    return b"\x80\x02}(U\x04data" + array + b"U\x06labels(" + items + b"lu."
+    return b"\x80\x02}(U\x04data" + array + images.tobytes() + b"tbU\x06labels(" + items + b"lu."
 
 
 def python3_batch(images: np.ndarray, labels: list[int]) -> bytes:
@@ -46,7 +32,7 @@ def archive(files: dict[str, bytes]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w:gz") as tar:
         for name, contents in files.items():
-            info = tarfile.TarInfo(f"cifar-10-batches-py/{name}")
+            info = tarfile.TarInfo(f"{FOLDER}/{name}")
             info.size = len(contents)
             tar.addfile(info, io.BytesIO(contents))
     return buffer.getvalue()
@@ -60,30 +46,26 @@ def cifar_files(batch=python2_batch):
         images[name] = rng.integers(0, 256, (3, 3072)).astype(np.uint8)
         labels[name] = rng.integers(0, 10, 3).tolist()
         files[name] = batch(images[name], labels[name])
-    names = [name.encode() for name in CIFAR_CLASSES]
-    files["batches.meta"] = pickle.dumps({b"label_names": names}, protocol=2)
+    files["batches.meta"] = pickle.dumps({b"label_names": CLASSES.encode().split()}, protocol=2)
     return files, images, labels
 
 
 @pytest.mark.parametrize("batch", [python2_batch, python3_batch])
-@pytest.mark.parametrize("form", ["archive", "other name", "unpacked", "unpacked itself"])
-def test_cifar_files_round_trip(tmp_path, batch, form):
+@pytest.mark.parametrize(
+    ("written", "given"), [(ARCHIVE, ""), ("small.tar.gz",) * 2, (FOLDER, ""), (FOLDER, FOLDER)]
+)
+def test_cifar_files_round_trip(tmp_path, batch, written, given):
     files, images, labels = cifar_files(batch)
-    place = tmp_path
-    if form == "archive":
-        (tmp_path / "cifar-10-python.tar.gz").write_bytes(archive(files))
-    elif form == "other name":
-        place = tmp_path / "small.tar.gz"
-        place.write_bytes(archive(files))
-    else:
-        (tmp_path / "cifar-10-batches-py").mkdir()
+    if written == FOLDER:
+        (tmp_path / FOLDER).mkdir()
         for name, contents in files.items():
-            (tmp_path / "cifar-10-batches-py" / name).write_bytes(contents)
-        place = tmp_path if form == "unpacked" else tmp_path / "cifar-10-batches-py"
-    found = datasets.load_cifar10(place)
+            (tmp_path / FOLDER / name).write_bytes(contents)
+    else:
+        (tmp_path / written).write_bytes(archive(files))
+    found = datasets.load_cifar10(tmp_path / given)
     assert found.train_x.shape == (15, 32, 32, 3)
     assert found.train_x.dtype == np.float32
-    assert found.classes == CIFAR_CLASSES
+    assert found.classes == tuple(CLASSES.split())
     # A loop over the official layout: 1024 red bytes, row by row, then green, then blue.
     for i in range(3):
         for row, column, channel in [(0, 0, 0), (0, 5, 1), (7, 0, 2), (31, 31, 2)]:
@@ -108,11 +90,7 @@ ROW = np.zeros((3, 3072), np.uint8)
     [
         ("data_batch_1", pickle.dumps({b"data": Harm()}), "it imports builtins.exec"),
         ("data_batch_1", b"cos\nsystem\n(S'true'\ntR.", "it imports os.system"),
-        (
-            "data_batch_1",
-            python3_batch(ROW.astype(np.float32), [0, 0, 0]),
-            "unsigned bytes; got f4",
-        ),
+        ("data_batch_1", python3_batch(ROW.astype("f4"), [0, 0, 0]), "unsigned bytes; got f4"),
         ("data_batch_1", python3_batch(ROW, [0, 0, 0])[:-100], "not a pickle of plain data"),
         ("data_batch_1", b"", "not a pickle of plain data"),
         ("data_batch_1", pickle.dumps([1, 2]), "holds a list, not a dictionary"),
@@ -125,26 +103,25 @@ ROW = np.zeros((3, 3072), np.uint8)
 )
 def test_harmful_or_damaged_cifar_files_raise(tmp_path, name, contents, message):
     files, _, _ = cifar_files()
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(archive(files | {name: contents}))
+    (tmp_path / ARCHIVE).write_bytes(archive(files | {name: contents}))
     with pytest.raises(DatasetError, match=message):
         datasets.load_cifar10(tmp_path)
 
 
 def test_missing_or_truncated_cifar_archives_raise(tmp_path):
-    with pytest.raises(DatasetError, match=r"has no cifar-10-python.tar.gz or cifar-10-batches-py"):
-        datasets.load_cifar10(tmp_path)
     files, _, _ = cifar_files()
     del files["data_batch_4"], files["batches.meta"]
-    path = tmp_path / "cifar-10-python.tar.gz"
-    path.write_bytes(archive(files))
-    with pytest.raises(DatasetError, match=r"has no data_batch_4, batches.meta in"):
-        datasets.load_cifar10(tmp_path)
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DatasetError, match=r"is not a whole tar.gz archive"):
-        datasets.load_cifar10(tmp_path)
-    path.write_bytes(b"<html>")
-    with pytest.raises(DatasetError, match=r"is not a whole tar.gz archive"):
-        datasets.load_cifar10(tmp_path)
+    part = archive(files)
+    for contents, message in [
+        (None, "has no cifar-10-python.tar.gz or cifar-10-batches-py"),
+        (part, "has no data_batch_4, batches.meta in"),
+        (part[:1000], "is not a whole tar.gz archive"),
+        (b"<html>", "is not a whole tar.gz archive"),
+    ]:
+        if contents is not None:
+            (tmp_path / ARCHIVE).write_bytes(contents)
+        with pytest.raises(DatasetError, match=message):
+            datasets.load_cifar10(tmp_path)
 
 
 @pytest.mark.slow
@@ -155,7 +132,7 @@ def test_real_cifar_archive_loads(shared_data):
     found = datasets.load_cifar10(path)
     assert found.train_x.shape == (10000, 32, 32, 3)
     assert found.test_x.shape == (2000, 32, 32, 3)
-    assert found.classes == CIFAR_CLASSES
+    assert found.classes == tuple(CLASSES.split())
     # Published channel means of the whole set; a sample matches them to about 0.01.
     np.testing.assert_allclose(
         found.train_x.mean((0, 1, 2), dtype=np.float64), [0.491, 0.482, 0.447], atol=0.01

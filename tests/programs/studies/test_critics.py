@@ -21,15 +21,18 @@ ROUNDING = 1e-4
 
 RECORD = Path(__file__).parents[3] / "docs" / "lab" / "results" / "critics.json"
 CASES = [(name, dim) for name in PROBLEMS for dim in (2, 8, 64)]
+
+
+def radii(x):
+    """Return the distance of each circle's coordinates from its centre."""
+    return np.linalg.norm(x.reshape(len(x), -1, 2), axis=-1)
+
+
 POTENTIALS = {
     "shift": lambda x: x.sum(-1) / np.sqrt(x.shape[-1]),
     "scale": lambda x: np.linalg.norm(x, axis=-1),
-    "tori": lambda x: (
-        np.linalg.norm(x.reshape(len(x), -1, 2), axis=-1).sum(-1) / np.sqrt(x.shape[-1] / 2)
-    ),
+    "tori": lambda x: radii(x).sum(-1) / np.sqrt(x.shape[-1] / 2),
 }
-
-
 DISTANCES = {
     "shift": lambda dim: 2.0,
     "scale": lambda dim: scipy.stats.chi(dim).expect(lambda length: length),
@@ -48,28 +51,19 @@ def test_potential_gains_length_of_coupling(name, dim):
     x, y = pairs(name, dim, 500, seed=1)
     gains = POTENTIALS[name](y) - POTENTIALS[name](x)
     np.testing.assert_allclose(gains, np.linalg.norm(y - x, axis=-1), rtol=1e-5)
-    slopes = (POTENTIALS[name](y) - POTENTIALS[name](x[::-1])) / np.linalg.norm(
-        y - x[::-1], axis=-1
-    )
-    assert np.abs(slopes).max() <= 1 + 1e-6
+    others = POTENTIALS[name](y) - POTENTIALS[name](x[::-1])
+    assert np.abs(others / np.linalg.norm(y - x[::-1], axis=-1)).max() <= 1 + 1e-6
 
 
 @pytest.mark.parametrize(("name", "dim"), CASES)
-def test_distance_is_mean_length_of_coupling(name, dim):
+def test_coupling_has_mean_length_and_second_law(name, dim):
     x, y = pairs(name, dim, 20_000, seed=2)
     lengths = np.linalg.norm(y - x, axis=-1)
     error = lengths.std() / np.sqrt(len(lengths))
     assert abs(lengths.mean() - DISTANCES[name](dim)) <= 4 * error + 1e-5 * lengths.mean()
-
-
-@pytest.mark.parametrize(("name", "dim"), CASES)
-def test_second_law_is_image_of_first(name, dim):
-    x, y = pairs(name, dim, 20_000, seed=3)
     if name == "tori":
-        radii = [np.linalg.norm(z.reshape(len(z), -1, 2), axis=-1) for z in (x, y)]
-        np.testing.assert_allclose(
-            radii, [np.ones_like(radii[0]), 2 * np.ones_like(radii[0])], 1e-5
-        )
+        np.testing.assert_allclose(radii(x), 1, 1e-5)
+        np.testing.assert_allclose(radii(y), 2, 1e-5)
         return
     mean, std = {"shift": (2 / np.sqrt(dim), 1.0), "scale": (0.0, 2.0)}[name]
     np.testing.assert_allclose(y.mean(0), mean, atol=5 * std / np.sqrt(len(y)))
@@ -141,8 +135,6 @@ def test_small_run_has_findings():
                     for name in study.methods)  # fmt: skip
     lead = np.mean(np.subtract(ours, others))
     np.testing.assert_allclose(found["gradient penalty"]["lead"]["mean"], lead, rtol=1e-6)
-    assert OURS in study.table(record)
-    assert study.plot(record) is not None
 
 
 def test_record_has_no_proved_fraction_above_one():

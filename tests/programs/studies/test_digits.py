@@ -60,19 +60,17 @@ def test_weights_stay_on_manifolds(record):
 def test_program_writes_record_and_picture(tmp_path, monkeypatch, capsys):
     """`make train` with options, twice: the second run gets the next free name."""
     monkeypatch.chdir(tmp_path)
-    argv = ["--widths", "16", "--steps", "7", "--seeds", "5", "--optimizers", "stiefel",
-            "--learning-rates", "0.03", "--solver", "ProjectedPolar",
-            "--multiplier", "8"]  # fmt: skip
-    monkeypatch.setattr(sys, "argv", ["digits", *argv])
+    options = "--widths 16 --steps 7 --seeds 5 --optimizers stiefel --learning-rates 0.03"
+    options += " --solver ProjectedPolar --multiplier 8"
+    monkeypatch.setattr(sys, "argv", ["digits", *options.split()])
     for _ in range(2):
         with pytest.raises(SystemExit, match="0"):
             runpy.run_module("studies.digits", run_name="__main__")
-    assert {path.name for path in (tmp_path / "runs").iterdir()} == {
-        "digits.json", "digits.png", "digits-2.json", "digits-2.png",
-    }  # fmt: skip
-    first, second = (
-        read_record(tmp_path / "runs" / f"{name}.json", "digits") for name in ("digits", "digits-2")
-    )
+    files = [
+        tmp_path / "runs" / f"digits{n}.{kind}" for kind in ("json", "png") for n in ("", "-2")
+    ]
+    assert {*(tmp_path / "runs").iterdir()} == {*files}
+    first, second = (read_record(path, "digits") for path in files[:2])
     assert first["rows"][0]["train_loss"] == second["rows"][0]["train_loss"]
     assert first["rows"][0]["step"][-1] == 7  # the last step, not a multiple of the chunk
     assert first["summary"]["stiefel"]["lipschitz"]["mean"] == pytest.approx(8, rel=1e-5)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -32,7 +33,6 @@ class Coins(Study):
     """
 
     name: ClassVar[str] = "coins"
-
     tosses: int = option(8, "tosses of each coin; 100 % of them count")
     bias: float = option(0.5, "of heads")
     metal: str = option("gold", "of the coin", choices=("gold", "tin"))
@@ -111,7 +111,7 @@ def test_interrupted_study_resumes(tmp_path, cut):
         run_study(study, path)
     kept = partial_path(path)
     saved = kept.read_text(encoding="utf-8").replace("13]", "2]")
-    kept.write_text(saved[:-cut] if cut else saved)  # as by a power cut during the write
+    kept.write_text(saved[: len(saved) - cut])  # as by a power cut during the write
     CALLS.clear()
     record = run_study(Coins(), path)
     assert ([1, 2] if cut else [2]) == CALLS
@@ -167,9 +167,7 @@ def test_dead_process_is_reported_and_cells_are_kept(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         command(Coins, argv)
     told = capsys.readouterr().err.splitlines()[-1]
-    assert told.startswith("error: ")
-    assert "SIGKILL" in told
-    assert f"kept in {partial_path(out)}" in told
+    assert re.match(rf"error: .*SIGKILL.*kept in {re.escape(str(partial_path(out)))}", told)
 
 
 SCRIPT = """
@@ -193,34 +191,26 @@ sys.exit(command(Slow, sys.argv[1:]))
 @pytest.mark.slow
 def test_interruption_ends_processes_and_keeps_cells(tmp_path):
     """Ctrl-C reaches the whole group of processes, as from a terminal."""
-    out = tmp_path / "coins.json"
-    script = tmp_path / "slow.py"
+    kept, script = partial_path(tmp_path / "coins.json"), tmp_path / "slow.py"
     script.write_text(SCRIPT, encoding="utf-8")
-    line = [sys.executable, str(script), "--seeds", "0", "300", "--jobs", "2", "--out", str(out)]
+    line = f"{sys.executable} {script} --seeds 0 300 --jobs 2 --out {tmp_path / 'coins.json'}"
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     with subprocess.Popen(
-        line, env=path, start_new_session=True, stderr=subprocess.PIPE, text=True
+        line.split(), env=path, start_new_session=True, stderr=subprocess.PIPE, text=True
     ) as run:
         end = time.monotonic() + 120
-        while not partial_path(out).exists() or partial_path(out).read_text().count("\n") < 2:
+        while not kept.exists() or kept.read_text().count("\n") < 2:
             assert run.poll() is None
             assert time.monotonic() < end
             time.sleep(0.1)
         os.killpg(run.pid, signal.SIGINT)
         _, told = run.communicate(timeout=60)
     assert run.returncode == 130
-    assert f"kept in {partial_path(out)}" in told
-    while group_exists(run.pid):  # workers end a moment later
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def group_exists(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert f"kept in {kept}" in told
+    with pytest.raises(ProcessLookupError):  # noqa: PT012
+        while time.monotonic() < end:  # workers end a moment later
+            os.killpg(run.pid, 0)
+            time.sleep(0.1)
 
 
 def test_cells_sharing_programs_stay_together():
@@ -236,14 +226,13 @@ def test_command_writes_record_and_replots(tmp_path, capsys):
     assert settings == Coins(tosses=5, edge=True, seeds=(3, 4)).settings()
     picture = out.with_suffix(".png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("heads")]
-
+    table = re.findall("^heads.*", capsys.readouterr().out, re.MULTILINE)
     CALLS.clear()
     again = tmp_path / "again.png"
     assert command(Coins, ["--plot", str(out), "--out", str(again)]) == 0
     assert again.read_bytes() == picture
     assert CALLS == []
-    assert table == [l for l in capsys.readouterr().out.splitlines() if l.startswith("heads")]
+    assert table == re.findall("^heads.*", capsys.readouterr().out, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
@@ -268,10 +257,7 @@ def test_invalid_arguments_give_one_line_error(tmp_path, monkeypatch, capsys, ar
     Path("record.png").touch()
     with pytest.raises(SystemExit, match="2"):
         command(Coins, argv)
-    told = capsys.readouterr().err
-    assert told.startswith("error: ")
-    assert message in told
-    assert told.count("\n") == 1
+    assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
     assert CALLS == []
     assert len(list(tmp_path.iterdir())) == 3
 
@@ -297,8 +283,7 @@ def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     *_, error = capsys.readouterr().err.splitlines()
     assert error.startswith(f"error: cannot write {partial_path(path)} (")
-    assert "make room or choose another folder" in error
-    assert "the same command resumes from there" in error
+    assert re.search("make room or choose another folder.*the same command resumes from", error)
     monkeypatch.setattr(Coins, "run", toss)
     CALLS.clear()
     assert command(Coins, ["--out", str(path)]) == 0
@@ -306,12 +291,7 @@ def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
     assert json.loads(path.read_text(encoding="utf-8")) == whole
 
 
-def test_studies_are_listed(capsys):
-    assert main([]) == 0
-    listed = capsys.readouterr().out
-    for name, study in STUDIES.items():
-        assert study.name == name
-        assert f"  {name}  " in listed
+def test_unknown_study_gives_error(capsys):
     assert main(["no-such-study"]) == 2
     assert "newton-schulz" in capsys.readouterr().err
 
@@ -322,5 +302,6 @@ def test_study_has_help_and_settings_round_trip(name, capsys):
         main([name, "--help"])
     assert "?" in capsys.readouterr().out  # a study asks a question
     study = STUDIES[name]()
+    assert study.name == name
     assert study.from_settings(study.settings()) == study
     assert len({json.dumps(cell) for cell in study.cells()}) == len(study.cells()) > 0

@@ -39,11 +39,9 @@ def test_windows_are_sampled_without_replacement():
     assert first.tolist() != second.tolist()
     tokens = np.arange(100, 123)
     inputs, targets = windows(jnp.asarray(tokens), jnp.asarray(starts), 3)
-    for place, row, following in zip(
-        starts.ravel(), np.reshape(inputs, (-1, 3)), np.reshape(targets, (-1, 3)), strict=True
-    ):
-        np.testing.assert_array_equal(row, tokens[place : place + 3])
-        np.testing.assert_array_equal(following, tokens[place + 1 : place + 4])
+    places = starts.reshape(-1, 1) + np.arange(3)
+    np.testing.assert_array_equal(np.reshape(inputs, (-1, 3)), tokens[places])
+    np.testing.assert_array_equal(np.reshape(targets, (-1, 3)), tokens[places + 1])
 
 
 def test_published_protocol_matches_numpy():
@@ -92,10 +90,9 @@ def test_constrained_gpt_learns_on_manifold():
     assert found["step"] == [TINY.steps] == [len(found["train_loss"])]
     assert np.mean(found["train_loss"][-5:]) < np.mean(found["train_loss"][:5]) - 0.2
     table, *matrices = (np.asarray(w, np.float64) for w in jax.tree.leaves(weights))
-    worst = np.abs(np.sqrt(np.mean(table**2, axis=1)) - 1).max()
-    for w in matrices:
-        values = np.linalg.svd(w, compute_uv=False) / np.sqrt(w.shape[-2] / w.shape[-1])
-        worst = max(worst, np.abs(values - 1).max())
+    values = [np.linalg.svd(w, compute_uv=False) / np.sqrt(w.shape[-2] / w.shape[-1])
+              for w in matrices]  # fmt: skip
+    worst = max(np.abs(x - 1).max() for x in (np.sqrt(np.mean(table**2, axis=1)), *values))
     assert worst <= 2e-6
     assert worst - 1e-6 <= found["distance"] <= 1e-5  # the distance of the worst step
 

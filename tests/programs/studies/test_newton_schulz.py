@@ -10,21 +10,12 @@ from studies.newton_schulz import DESIGN, NewtonSchulzDesigner, matrix_error, po
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def record():
-    return run_study(NewtonSchulzDesigner(lower=1e-3, steps=5, size=24, seeds=(0,)))
-
-
-def rows(record):
-    return {row["schedule"]: row for row in record["rows"]}
-
-
-def test_design_beats_named_schedules(record):
+def test_design_beats_named_schedules():
     """The design is the best composition of five quintics on its interval."""
-    found = rows(record)
-    best = found[DESIGN]["error_after"][4]
-    assert all(found[name]["error_after"][4] > best for name in ("quintic", "Muon", "cubic"))
-    assert np.all(np.diff(found[DESIGN]["error_after"]) < 0)
+    record = run_study(NewtonSchulzDesigner(lower=1e-3, steps=5, size=24, seeds=(0,)))
+    errors = {row["schedule"]: row["error_after"] for row in record["rows"]}
+    assert all(errors[name][4] > errors[DESIGN][4] for name in ("quintic", "Muon", "cubic"))
+    assert np.all(np.diff(errors[DESIGN]) < 0)
 
 
 def test_matrix_error_matches_polynomial_error():

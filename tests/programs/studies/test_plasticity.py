@@ -25,10 +25,8 @@ def test_stream_matches_plain_loop():
     found = study.run({"method": "Adam", "seed": 1})
     data, rng = digits(1), np.random.default_rng(1)
     pixels = [rng.permutation(64) for _ in range(2)]
-    hidden = [
-        jax.random.normal(key, (16, before)) / np.sqrt(before)
-        for key, before in zip(jax.random.split(jax.random.key(1)), (64, 16), strict=True)
-    ]
+    keys = zip(jax.random.split(jax.random.key(1)), (64, 16), strict=True)
+    hidden = [jax.random.normal(key, (16, before)) / np.sqrt(before) for key, before in keys]
     weights = [*hidden, jnp.zeros((10, 16))]
 
     def loss(weights, x, y):
@@ -42,8 +40,8 @@ def test_stream_matches_plain_loop():
     state, step = tx.init(weights), jax.jit(jax.value_and_grad(loss))
     for task in range(2):
         losses = []
-        order = batches(1000 + task, len(data.train_y), len(data.train_y) // BATCH, BATCH)
-        for rows in order:
+        size = len(data.train_y)
+        for rows in batches(1000 + task, size, size // BATCH, BATCH):
             value, grads = step(weights, data.train_x[rows][:, pixels[task]], data.train_y[rows])
             updates: Any
             updates, state = tx.update(grads, state)

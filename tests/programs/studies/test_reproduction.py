@@ -77,11 +77,6 @@ def test_nudge_has_size_of_rounding(published):
         assert 1e-8 < change < 1e-6
 
 
-def test_linear_layers_have_published_shapes():
-    parts = [part for part in hello_mnist.NETWORK.parts if isinstance(part, Linear)]
-    assert [part.shape for part in parts] == [(256, 784), (256, 256), (10, 256)]
-
-
 def test_hello_world_learns():
     study = HelloWorld(steps=101)
     first, last = study.run({"protocol": "published", "seed": 0, "nudge": 0})["loss"]
@@ -98,14 +93,14 @@ def noise(count, side):
     return Dataset(images, labels, images[:9], labels[:9], "noise", tuple("0123456789"))
 
 
-def test_hello_mnist_samples_first_images(monkeypatch):
+def test_hello_mnist_has_published_network_and_samples(monkeypatch):
+    parts = [part for part in hello_mnist.NETWORK.parts if isinstance(part, Linear)]
+    assert [part.shape for part in parts] == [(256, 784), (256, 256), (10, 256)]
     monkeypatch.setattr(hello_mnist, "load_mnist", lambda folder: noise(800, 28))
-    study = HelloMNIST(steps=2)
-    record = run_study(study)
+    record = run_study(HelloMNIST(steps=2))
     assert {row["sampled"] for row in record["rows"]} == {784, 800}
     first, second = (record["summary"][name]["mean"] for name in ("published", "corrected"))
     assert 0 <= min(first, second) <= max(first, second) <= 100
-    assert "corrected:" in study.table(record)
 
 
 def test_manifold_cifar_stays_on_manifold(monkeypatch):
@@ -113,12 +108,9 @@ def test_manifold_cifar_stays_on_manifold(monkeypatch):
     labels = np.arange(1100, dtype=np.int32) % 10
     flat = FlatImages(data, labels, data[:50], labels[:50], 10)
     monkeypatch.setattr("studies.classification.cifar10", lambda folder: flat)
-    study = ManifoldCIFAR(lengths=(2,), seeds=(0, 1))
-    record = run_study(study)
-    for row in record["rows"]:
+    for row in run_study(ManifoldCIFAR(lengths=(2,), seeds=(0, 1)))["rows"]:
         free = row["method"] == "adamw"
         assert (abs(row["largest"] - 1) < 1e-5) == (abs(row["smallest"] - 1) < 1e-5) == (not free)
-    assert "no projection" in study.table(record)
 
 
 def test_weight_erasure_measures_letter(monkeypatch):
@@ -126,14 +118,12 @@ def test_weight_erasure_measures_letter(monkeypatch):
     monkeypatch.setattr(weight_erasure, "load_cifar10", lambda folder: images)
     monkeypatch.setattr(weight_erasure, "CHUNK", 2)
     study = WeightErasure(runs=("gradient:0.5", "dualized:0.5:all"), widths=(8,), width=8, steps=4)
-    record = run_study(study)
-    ranks, run, _ = record["rows"]
+    ranks, run, _ = run_study(study)["rows"]
     rounding = 64 * np.finfo(np.float32).eps  # of the sum of 64 squares
     assert 1 <= ranks["gradient"][0] <= ranks["converged"][0] <= 8 * (1 + rounding)
     assert run["step"] == [0, 2, 4]
     assert (run["auc"][0], run["ratio"][0], run["stable_rank"][0]) == (1.0, 0.0, None)
     assert run["stable_rank"][1] >= 1 - 1e-6
-    assert "gradient:0.5" in study.table(record)
 
 
 def test_agd_and_adam_learn():
@@ -150,5 +140,3 @@ def test_agd_and_adam_learn():
     assert first["test_accuracy"][-1] > 0.5
     best = max(others, key=lambda row: row["test_accuracy"][-1])["method"]
     assert record["summary"]["2"]["best_adam"] == best
-    assert best in study.table(record)
-    assert len(study.plot(record).axes) == 3

@@ -1,104 +1,94 @@
 """Invalid settings of studies raise before any work, in one line."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from studies.certified.study import CertifiedNetworks
-from studies.critics.study import Critics
+from studies import STUDIES
 from studies.digits.study import Digits
-from studies.fine_tuning import FineTuning
-from studies.flows import Flows
-from studies.gpt.study import CharacterGPT
-from studies.newton_schulz import NewtonSchulzDesigner
-from studies.plasticity import Plasticity
-from studies.quantization import Quantization
-from studies.reproduction.weight_erasure import WeightErasure
-from studies.retractions.study import RetractionLaboratory
-from studies.transfer.study import LearningRateTransfer
-from studies.transformers.study import Transformers
 
-# Calls, and a part of their messages.
+# Settings, and a part of the message.
 # fmt: off
-INVALID: tuple[tuple[Callable[[], Any], str], ...] = (
-    (lambda: CertifiedNetworks(batch=0), "batch, attacked and trials"),
-    (lambda: CertifiedNetworks(epochs=0.0), "epochs must be positive"),
-    (lambda: CertifiedNetworks(held_out=1.0), "held_out between"),
-    (lambda: CertifiedNetworks(methods=()), "networks and methods must not be empty"),
-    (lambda: CertifiedNetworks(networks=()), "networks and methods must not be empty"),
-    (lambda: CertifiedNetworks(seconds=-1.0), "seconds and tuning_epochs not negative"),
-    (lambda: CertifiedNetworks(seeds=(1, 1)), "seeds must be different"),
-    (lambda: CertifiedNetworks(trials=0), "trials must be at least 1"),
-    (lambda: CharacterGPT(learning_rate=-1.0), "sizes, rate and temperature must be positive"),
-    (lambda: CharacterGPT(seeds=()), "seeds not empty"),
-    (lambda: CharacterGPT(steps=0), "sizes, rate and temperature must be positive"),
-    (lambda: CharacterGPT(width=10, heads=4), "even multiple of the 4 heads; got 10"),
-    (lambda: Critics(dims=(3,)), "dims and width must be even"),
-    (lambda: Critics(methods=("Björck",)), "methods must include"),
-    (lambda: Critics(seeds=(0,)), "seeds be two or more different"),
-    (lambda: Critics(steps=0), "steps, batch and octaves at least 1"),
-    (lambda: Critics(width=5), "dims and width must be even"),
-    (lambda: Digits(batch_size=5000).load(0), "batch_size must be at most 1438"),
-    (lambda: Digits(data_dir=Path()), "data_dir is for mnist and cifar10"),
-    (lambda: Digits(learning_rates=(0.1,)), "as many as optimizers"),
-    (lambda: Digits(seeds=(1, 1)), "seeds must be different, and not empty"),
-    (lambda: Digits(steps=0), "must be positive"),
-    (lambda: Digits(widths=(128, 0)), "must be positive"),
-    (lambda: FineTuning(methods=("OFT",)), "must"),
-    (lambda: FineTuning(rank=0), "must"),
-    (lambda: FineTuning(seeds=(0,)), "must"),
-    (lambda: FineTuning(tasks=("nothing",)), "must"),
-    (lambda: Flows(coefficient=1.0), "coefficient between 0 and 1"),
-    (lambda: Flows(methods=("Stiefel, Muon",)), "methods must include"),
-    (lambda: Flows(seeds=(0,)), "seeds be two or more different"),
-    (lambda: Flows(steps=70), "steps must be a multiple of 50"),
-    (lambda: LearningRateTransfer(early=200), "early at most steps"),
-    (lambda: LearningRateTransfer(masses=(0.0,)), "masses must be positive"),
-    (lambda: LearningRateTransfer(methods=()), "sweeps, methods and seeds must not be empty"),
-    (lambda: LearningRateTransfer(seeds=(1, 1)), "seeds must differ"),
-    (lambda: LearningRateTransfer(sizes=(32,)), "two or more, ascending"),
-    (lambda: LearningRateTransfer(sizes=(64, 32)), "two or more, ascending"),
-    (lambda: LearningRateTransfer(steps=0), "at least 1"),
-    (lambda: LearningRateTransfer(sweeps=("gpt-width",), sizes=(18, 32)),
+INVALID: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("certified", {"batch": 0}, "batch, attacked and trials"),
+    ("certified", {"epochs": 0.0}, "epochs must be positive"),
+    ("certified", {"held_out": 1.0}, "held_out between"),
+    ("certified", {"methods": ()}, "networks and methods must not be empty"),
+    ("certified", {"networks": ()}, "networks and methods must not be empty"),
+    ("certified", {"seconds": -1.0}, "seconds and tuning_epochs not negative"),
+    ("certified", {"seeds": (1, 1)}, "seeds must be different"),
+    ("certified", {"trials": 0}, "trials must be at least 1"),
+    ("gpt", {"learning_rate": -1.0}, "sizes, rate and temperature must be positive"),
+    ("gpt", {"seeds": ()}, "seeds not empty"),
+    ("gpt", {"steps": 0}, "sizes, rate and temperature must be positive"),
+    ("gpt", {"width": 10, "heads": 4}, "even multiple of the 4 heads; got 10"),
+    ("critics", {"dims": (3,)}, "dims and width must be even"),
+    ("critics", {"methods": ("Björck",)}, "methods must include"),
+    ("critics", {"seeds": (0,)}, "seeds be two or more different"),
+    ("critics", {"steps": 0}, "steps, batch and octaves at least 1"),
+    ("critics", {"width": 5}, "dims and width must be even"),
+    ("digits", {"data_dir": Path()}, "data_dir is for mnist and cifar10"),
+    ("digits", {"learning_rates": (0.1,)}, "as many as optimizers"),
+    ("digits", {"seeds": (1, 1)}, "seeds must be different, and not empty"),
+    ("digits", {"steps": 0}, "must be positive"),
+    ("digits", {"widths": (128, 0)}, "must be positive"),
+    ("fine-tuning", {"methods": ("OFT",)}, "must"),
+    ("fine-tuning", {"rank": 0}, "must"),
+    ("fine-tuning", {"seeds": (0,)}, "must"),
+    ("fine-tuning", {"tasks": ("nothing",)}, "must"),
+    ("flows", {"coefficient": 1.0}, "coefficient between 0 and 1"),
+    ("flows", {"methods": ("Stiefel, Muon",)}, "methods must include"),
+    ("flows", {"seeds": (0,)}, "seeds be two or more different"),
+    ("flows", {"steps": 70}, "steps must be a multiple of 50"),
+    ("transfer", {"early": 200}, "early at most steps"),
+    ("transfer", {"masses": (0.0,)}, "masses must be positive"),
+    ("transfer", {"methods": ()}, "sweeps, methods and seeds must not be empty"),
+    ("transfer", {"seeds": (1, 1)}, "seeds must differ"),
+    ("transfer", {"sizes": (32,)}, "two or more, ascending"),
+    ("transfer", {"sizes": (64, 32)}, "two or more, ascending"),
+    ("transfer", {"steps": 0}, "at least 1"),
+    ("transfer", {"sweeps": ("gpt-width",), "sizes": (18, 32)},
      "gpt-width must be a multiple of 4"),
-    (lambda: LearningRateTransfer(sweeps=("mlp-depth",), sizes=(1, 2)),
-     "mlp-depth must be at least 2"),
-    (lambda: NewtonSchulzDesigner(bounds=(0.1, 1.0)), "bounds must be between 0 and 1"),
-    (lambda: NewtonSchulzDesigner(degree=4), "degree must be odd"),
-    (lambda: NewtonSchulzDesigner(lower=1.5), "lower must be"),
-    (lambda: NewtonSchulzDesigner(seeds=()), "seeds not empty"),
-    (lambda: NewtonSchulzDesigner(steps=0), "steps must be a whole number in [1, inf)"),
-    (lambda: Plasticity(methods=("MuonH",)), "must include"),
-    (lambda: Plasticity(seeds=(0,)), "two or more different"),
-    (lambda: Plasticity(tasks=3, parts=2), "parts divide tasks"),
-    (lambda: Quantization(methods=("none",)), "methods must include"),
-    (lambda: Quantization(seeds=(10,)), "two or more different"),
-    (lambda: Quantization(seeds=(1, 10)), "tuning_seeds must differ from seeds"),
-    (lambda: Quantization(width=48), "width 32, 64 or 128; got"),
-    (lambda: RetractionLaboratory(manifolds=("rows",), retractions=("none", "QR")),
+    ("transfer", {"sweeps": ("mlp-depth",), "sizes": (1, 2)}, "mlp-depth must be at least 2"),
+    ("newton-schulz", {"bounds": (0.1, 1.0)}, "bounds must be between 0 and 1"),
+    ("newton-schulz", {"degree": 4}, "degree must be odd"),
+    ("newton-schulz", {"lower": 1.5}, "lower must be"),
+    ("newton-schulz", {"seeds": ()}, "seeds not empty"),
+    ("newton-schulz", {"steps": 0}, "steps must be a whole number in [1, inf)"),
+    ("plasticity", {"methods": ("MuonH",)}, "must include"),
+    ("plasticity", {"seeds": (0,)}, "two or more different"),
+    ("plasticity", {"tasks": 3, "parts": 2}, "parts divide tasks"),
+    ("quantization", {"methods": ("none",)}, "methods must include"),
+    ("quantization", {"seeds": (10,)}, "two or more different"),
+    ("quantization", {"seeds": (1, 10)}, "tuning_seeds must differ from seeds"),
+    ("quantization", {"width": 48}, "width 32, 64 or 128; got"),
+    ("retractions", {"manifolds": ("rows",), "retractions": ("none", "QR")},
      "QR is a retraction of none of"),
-    (lambda: RetractionLaboratory(rates=(0.1, -1.0)), "rates must be positive"),
-    (lambda: RetractionLaboratory(retractions=("polar",)),
-     "must include a retraction of hypersphere ("),
-    (lambda: RetractionLaboratory(seeds=()), "seeds must not be empty"),
-    (lambda: RetractionLaboratory(walk_steps=0), "steps must be at least 1"),
-    (lambda: Transformers(later_tries=-1), "at least 0"),
-    (lambda: Transformers(methods=("AdamH",)), "methods must include 'Muon'"),
-    (lambda: Transformers(seeds=(0, 100)), "must all be different, and not empty"),
-    (lambda: Transformers(tries=0), "at least 1"),
-    (lambda: Transformers(widths=(33,)), "multiples of 32"),
-    (lambda: WeightErasure(runs=("dualized:0",)), "runs must be dualized:RATE or"),
-    (lambda: WeightErasure(runs=("dualized:1:some",)), "runs must be dualized:RATE or"),
-    (lambda: WeightErasure(runs=("sgd:1",)), "runs must be dualized:RATE or"),
+    ("retractions", {"rates": (0.1, -1.0)}, "rates must be positive"),
+    ("retractions", {"retractions": ("polar",)}, "must include a retraction of hypersphere ("),
+    ("retractions", {"seeds": ()}, "seeds must not be empty"),
+    ("retractions", {"walk_steps": 0}, "steps must be at least 1"),
+    ("transformers", {"later_tries": -1}, "at least 0"),
+    ("transformers", {"methods": ("AdamH",)}, "methods must include 'Muon'"),
+    ("transformers", {"seeds": (0, 100)}, "must all be different, and not empty"),
+    ("transformers", {"tries": 0}, "at least 1"),
+    ("transformers", {"widths": (33,)}, "multiples of 32"),
+    ("weight-erasure", {"runs": ("dualized:0",)}, "runs must be dualized:RATE or"),
+    ("weight-erasure", {"runs": ("dualized:1:some",)}, "runs must be dualized:RATE or"),
+    ("weight-erasure", {"runs": ("sgd:1",)}, "runs must be dualized:RATE or"),
 )
 # fmt: on
 
 
-@pytest.mark.parametrize(("call", "message"), INVALID, ids=[message for _, message in INVALID])
-def test_invalid_settings_raise(call, message):
+@pytest.mark.parametrize(("study", "settings", "message"), INVALID, ids=[x[2] for x in INVALID])
+def test_invalid_settings_raise(study, settings, message):
     with pytest.raises(ValueError, match=re.escape(message)) as error:
-        call()
+        STUDIES[study](**settings)
     assert "\n" not in str(error.value)
+
+
+def test_batch_above_data_set_raises():
+    with pytest.raises(ValueError, match="batch_size must be at most 1438"):
+        Digits(batch_size=5000).load(0)

@@ -58,12 +58,11 @@ def test_block_rounding_matches_loop():
                 scale = np.float32(abs(block).max() / 6 / whole).astype(ml_dtypes.float8_e4m3fn)
                 levels = sizes * float(scale) * whole
                 expected = [levels[np.argmin(abs(levels - x))] for x in block]
-                np.testing.assert_allclose(
-                    rounded[row, start : start + 16], expected, rtol=1e-5, atol=1e-6
-                )
+                own = rounded[row, start : start + 16]
+                np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_search_follows_distant_minimum():
+def test_search_follows_distant_minimum_and_avoids_nan():
     def loss(place):
         return (place[0] / 2 - 4) ** 2 + (place[1] - 2) ** 2 + place[2] ** 2 + (place[3] + 1) ** 2
 
@@ -72,9 +71,6 @@ def test_search_follows_distant_minimum():
     assert len(search(loss, 7)) == 7
     assert next(iter(search(loss, 7, (4, 1, 0, 0)))) == (4, 1, 0, 0)
     assert len(search(lambda place: 0.0, 40)) == 1 + len(MOVES)
-
-
-def test_search_avoids_nonfinite_losses():
     found = search(lambda place: float("nan") if place[0] > -2 else 1.0, 5)
     assert best_place(found)[0] <= -2
 
@@ -156,10 +152,8 @@ def test_search_starts_from_best_of_another_size(tmp_path):
     tiny, small = run_study(study)["rows"]
     assert len(tiny["tuned"]) == 2
     assert [place for *place, _ in small["tuned"]] == [tiny["place"]]
-    seeds = [
-        json.loads(json.loads(line)[0])[4] for line in (tmp_path / "runs").read_text().splitlines()
-    ]
-    assert seeds == [100, 101, 100, 101, 0, 1, 100, 0, 1]
+    names = [json.loads(line)[0] for line in (tmp_path / "runs").read_text().splitlines()]
+    assert [json.loads(name)[4] for name in names] == [100, 101, 100, 101, 0, 1, 100, 0, 1]
     untuned = run_study(dataclasses.replace(study, later_tries=0))["rows"]
     assert untuned[1]["tuned"] == [[*tiny["place"], min(loss for *_, loss in tiny["tuned"])]]
     assert untuned[1]["loss"] == small["loss"]
@@ -175,12 +169,8 @@ def test_study_resumes_bit_for_bit(tmp_path):
     assert read[0].pop(4) == lines[4][:9]
     assert dict(map(json.loads, read[0])) == dict(map(json.loads, read[1]))
     main, wide = whole["rows"]
-    assert len(main["tuned"]) == 2
-    assert len(main["loss"]) == 2
+    assert len(main["tuned"]) == len(main["loss"]) == 2
     assert len(wide["log2_rates"]) == len(wide["loss"][0]) >= 3
-    study = Transformers.from_settings(whole["settings"])
-    assert "Muon" in study.table(whole)
-    assert len(study.plot(whole).axes) == 4
 
 
 def test_zero_head_has_chance_loss():
