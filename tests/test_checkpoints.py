@@ -564,6 +564,14 @@ def writer(tmp_path):
     event.set()
 
 
+def test_saving_after_close_raises(tmp_path):
+    """Orbax returns True and fails in the background."""
+    with Checkpoints(tmp_path) as saved:
+        assert saved.save(1, {"a": jnp.ones(1)})
+    with pytest.raises(CheckpointError, match="was closed: open another Checkpoints"):
+        saved.save(2, {"a": jnp.ones(1)})
+
+
 def test_deleted_folder_is_made_again(tmp_path):
     with Checkpoints(tmp_path / "run") as saved:
         shutil.rmtree(tmp_path / "run")

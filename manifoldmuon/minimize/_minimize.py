@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.flatten_util import ravel_pytree
-from jax.typing import ArrayLike
 from jaxtyping import Array
 
 from manifoldmuon._internal.arguments import check_number, shown
@@ -216,7 +215,7 @@ def _run_method(
 
     def of_vector(x: Array, *args: Any) -> Array:
         value = f(unravel(x), *args)
-        if not isinstance(value, ArrayLike):
+        if not jax.tree_util.all_leaves([value]):
             raise TypeError(f"minimize: f must return a real number; got {type(value).__name__}")
         if jnp.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
             raise TypeError(f"minimize: f must return a real number; got {jax.typeof(value)}")

@@ -470,3 +470,4 @@ def test_result_prints_one_line_without_arrays():
     assert shown == ["Result(traced, with values of shape ())"]
     assert repr(many).startswith("Result(3 MAX_STEPS after 1 to 1 steps: value ")
     assert "\n" not in repr(many)
+    assert "ShapeDtypeStruct" in repr(jax.eval_shape(run, start[0]))

@@ -9,7 +9,7 @@ import pytest
 from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from tests.optim.instances import Instance
-from tests.optim.training import train
+from tests.optim.training import drawn, train
 
 SHAPES = {"w": (6, 3), "kernel": (3, 6), "stack": (2, 5, 3), "sphere": (2, 4), "bias": (4,)}
 GEOMETRY = {
@@ -120,3 +120,18 @@ def test_project_tangent_matches_formula():
     # Adam would turn rounding errors into a full step.
     for name, part in update(params | {"bias": jnp.zeros(4)}).items():
         np.testing.assert_array_equal(part, 0, err_msg=name)
+
+
+def test_projected_gradients_leave_the_rest_alone():
+    """As `docs/minimize.md` has it: `clip` comes before the split of the parameters."""
+    geometry = {"w": Stiefel(), "b": None}
+    params, grads = (drawn(i, {"w": (4, 2), "b": (3,)}) for i in range(2))
+    params["w"] = jnp.eye(4, 2)
+    first = optim.project_tangent(geometry)
+    tx = optim.manifold_muon(0.1, geometry, clip=first, rest=optax.adam(1e-2))
+    found, _ = tx.update(grads, tx.init(params), params)
+    projected, _ = first.update(grads, first.init(params), params)
+    alone = optim.manifold_muon(0.1, Stiefel())
+    wanted, _ = alone.update(projected["w"], alone.init(params["w"]), params["w"])
+    np.testing.assert_allclose(found["w"], wanted, atol=1e-6)
+    np.testing.assert_allclose(found["b"], -1e-2 * np.sign(grads["b"]), rtol=1e-5)
