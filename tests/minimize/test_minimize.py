@@ -78,6 +78,7 @@ def test_methods_find_leading_eigenvectors(method):
     assert int(found.evaluations) >= int(found.steps) > 0
 
 
+@pytest.mark.slow
 def test_trust_region_converges_quadratically():
     a, manifold = symmetric(3, 6, 6), Stiefel(retraction=retractions.QR())
     found, norms = gradient_norms(brockett, manifold, orthonormal(4, 6, 2), (a,))
