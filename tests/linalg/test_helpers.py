@@ -1,4 +1,4 @@
-"""Scaling by powers of two, and sums of products in float32."""
+"""Scaling by powers of two, symmetric parts and products."""
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +80,14 @@ def test_times_power_of_two_derivative_is_linear(exponent):
     np.testing.assert_array_equal(found, times_power_of_two(moved, power, 1))
     pulled = jax.grad(lambda x: jnp.sum(times_power_of_two(x, power, 1) * moved))(x)
     np.testing.assert_array_equal(pulled, found)
+
+
+def test_symmetric_and_skew_parts_of_huge_matrices():
+    x = jnp.float32(3e38 * np.random.default_rng(0).uniform(-1, 1, (2, 3, 3)))
+    s, k = arrays.sym(x), arrays.skew(x)
+    np.testing.assert_array_equal(s, s.mT)
+    np.testing.assert_array_equal(k, -k.mT)
+    np.testing.assert_allclose(s + k, x, atol=1e32)
 
 
 def test_product_sums_in_float32():

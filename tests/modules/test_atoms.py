@@ -161,6 +161,7 @@ BLOCK = MeanSubtract() @ (1.5 * Linear(6, 6)) @ RMSDivide()
 STACK = Stack(BLOCK, 2)
 
 
+@pytest.mark.slow
 def test_stack_matches_unrolled():
     """A scan over stacked weights matches a loop over the copies."""
     unrolled, x = paper.unrolled(STACK), gaussian(2, 4, 6)

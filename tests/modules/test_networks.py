@@ -154,6 +154,7 @@ def test_gpt_forward_matches_loops(context, layer_norm):
     np.testing.assert_allclose(ask(net.apply, w, TEXT), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow_except("attention")
 @pytest.mark.parametrize("name", ["residual", "attention"])
 def test_networks_are_well_normed(name):
     """Weight steps of modular norm 1 move the output by at most 1, unit inputs by `sensitivity`."""
