@@ -297,7 +297,7 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: hyperball(optax.identity(), 0.1, MATRIX, radial=1.5), "hyperball: radial must be a"),
     (lambda: keep_norms(Stiefel()).init(jnp.eye(3)), "keep_norms: the geometry of '' must be"),
     (lambda: keep_norms(MATRIX, radius=-1.0).init(jnp.eye(3)), "keep_norms: the radius of '' must"),
-    (lambda: keep_norms(MATRIX, radius=jnp.ones(())).init(jnp.eye(3)), "keep_norms: the radius of ''"),
+    (lambda: keep_norms(MATRIX, radius=jnp.ones(())).init(jnp.eye(3)), "keep_norms: the radius of"),
     (lambda: muonh(0.1, Hypersphere()).init({"w": UNIT}), "muonh takes matrices, and ['w'] have"),
     (lambda: muon(0.1, by_path({"w": BLOCKS, "*/1": FLAT})).init(PARAMS | {"w/1": jnp.eye(3)}),
      "the parameter paths ['w/1'] occur more than once: rename a key."),

@@ -28,24 +28,22 @@ class MethodCase(NamedTuple):
 
 
 SCHEDULE = linalg.DEFAULT_MSIGN.schedule  # type: ignore[attr-defined]
+
+
+def by_degree(degree: int, safety: float) -> MethodCase:
+    schedule = linalg.PolarExpress(3e-7, degree, safety=safety, cushion=0.05)
+    return MethodCase(f"degree {degree}", linalg.NewtonSchulz(schedule))
+
+
 # Accurate in float32 up to a condition number of 1e6.
 ACCURATE = [
     MethodCase("default", linalg.DEFAULT_MSIGN),
     MethodCase("direct form", linalg.NewtonSchulz(SCHEDULE)),
     MethodCase("gram form", linalg.GramNewtonSchulz(SCHEDULE)),
-    MethodCase(
-        "degree 7", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 7, safety=1.0001, cushion=0.05))
-    ),
-    MethodCase(
-        "degree 9", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 9, safety=1.001, cushion=0.05))
-    ),
-    MethodCase(
-        "degree 3", linalg.NewtonSchulz(linalg.PolarExpress(3e-7, 3, safety=1.0001, cushion=0.05))
-    ),
+    *(by_degree(*options) for options in ((7, 1.0001), (9, 1.001), (3, 1.0001))),
     MethodCase("cubic", linalg.NewtonSchulz(linalg.CUBIC.with_steps(42))),
     MethodCase("svd", linalg.SVD()),
 ]
-
 OTHERS = [
     MethodCase("published polar express", linalg.NewtonSchulz(linalg.POLAR_EXPRESS), condition=1e3),
     MethodCase("quintic", linalg.NewtonSchulz(linalg.QUINTIC), math.inf),
@@ -58,10 +56,8 @@ METHODS = [*ACCURATE, *OTHERS]
 
 def conditioned(shape: tuple[int, int], condition: float) -> np.ndarray:
     """Return a float64 matrix with geometrically spaced singular values, at most 1."""
-    (m, n), rng = shape, np.random.default_rng(0)
-    k = min(m, n)
-    left = np.linalg.qr(rng.standard_normal((m, k)))[0]
-    right = np.linalg.qr(rng.standard_normal((n, k)))[0]
+    k, rng = min(shape), np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.standard_normal((size, k)))[0] for size in shape)
     return (left * np.geomspace(1, 1 / condition, k)) @ right.T
 
 

@@ -35,12 +35,14 @@ def test_unit_scaling_per_block():
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_short_dtypes_become_float32(dtype):
-    assert arrays.upcast(jnp.ones(2, dtype)).dtype == jnp.float32
-    assert scale_to_unit_exponent(jnp.ones(2, dtype), 1)[0].dtype == jnp.float32
+def test_scalings_of_short_dtypes(dtype):
     # The smallest bfloat16 is a float32 denormal.
     smallest = jnp.asarray(np.array([float(jnp.finfo(dtype).smallest_subnormal)]), dtype)
-    assert scale_to_unit_exponent(smallest, 1)[0] == 1
+    scaled, _ = scale_to_unit_exponent(smallest, 1)
+    assert (scaled, scaled.dtype) == (1, jnp.float32)
+    found = times_power_of_two(jnp.array([1, -1.5, 0], dtype), jnp.array(4))
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, [16, -24, 0])
 
 
 def test_unit_scaling_of_empty_and_too_few_axes():
@@ -51,13 +53,6 @@ def test_unit_scaling_of_empty_and_too_few_axes():
         scale_to_unit_exponent(jnp.ones(3), 2)
 
 
-def test_unit_scaling_derivative_is_constant_factor():
-    x = jnp.array([3.0, 5.0])
-    np.testing.assert_array_equal(
-        jax.jacobian(lambda x: scale_to_unit_exponent(x, 1)[0])(x), np.eye(2) / 4
-    )
-
-
 def test_scalings_differentiate_inside_shard_map():
     """Inside shard_map the tangent of an exponent varies over the mesh, like the exponent."""
     mesh = jax.make_mesh((2,), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -65,21 +60,15 @@ def test_scalings_differentiate_inside_shard_map():
     def there_and_back(x):
         return jnp.sum(times_power_of_two(*scale_to_unit_exponent(x, 1), 1) ** 2)
 
-    sharded = jax.shard_map(
-        jax.grad(there_and_back),
-        mesh=mesh,
-        in_specs=jax.sharding.PartitionSpec("a"),
-        out_specs=jax.sharding.PartitionSpec("a"),
-    )
-    x = np.arange(8, dtype=np.float32).reshape(4, 2)
+    spec, x = jax.sharding.PartitionSpec("a"), np.arange(8, dtype=np.float32).reshape(4, 2)
+    sharded = jax.shard_map(jax.grad(there_and_back), mesh=mesh, in_specs=spec, out_specs=spec)
     np.testing.assert_array_equal(jax.jit(sharded)(x), 2 * x)
 
 
 def test_times_power_of_two_with_extreme_exponents():
     x = jnp.array([[2.0**-120, 3], [1, 1], [2.0**100, 0], [2.0**100, 0], [1, 0]])
-    found = times_power_of_two(x, jnp.array([200, -126, -226, -300, 300]), ndim=1)
-    smallest = 2.0**-126
-    wanted = [[2.0**80, np.inf], [smallest, smallest], [smallest, 0], [0, 0], [np.inf, 0]]
+    found, tiny = times_power_of_two(x, jnp.array([200, -126, -226, -300, 300]), 1), 2.0**-126
+    wanted = [[2.0**80, np.inf], [tiny, tiny], [tiny, 0], [0, 0], [np.inf, 0]]
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -93,35 +82,12 @@ def test_times_power_of_two_derivative_is_linear(exponent):
     np.testing.assert_array_equal(pulled, found)
 
 
-@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_times_power_of_two_keeps_short_dtypes(dtype):
-    found = times_power_of_two(jnp.array([1, -1.5, 0], dtype), jnp.array(4))
-    assert found.dtype == dtype
-    np.testing.assert_array_equal(found, [16, -24, 0])
-
-
-@pytest.mark.parametrize("shape", [(2, 5, 3), (3, 5), (4, 4)])
-def test_wide_matrices_match_transposes(shape):
-    rng = np.random.default_rng(0)
-    x, y = jnp.asarray(rng.standard_normal((2, *shape)), jnp.float32)
-    small = arrays.gram_matrix(x, y)
-    high, other = (jnp.moveaxis(a, -1, -2) if shape[-2] < shape[-1] else a for a in (x, y))
-    np.testing.assert_allclose(small, np.einsum("...ki,...kj->...ij", high, other), rtol=1e-5)
-    mixed = arrays.right_multiply(x, small)
-    assert mixed.shape == x.shape
-    np.testing.assert_allclose(arrays.tall(mixed), np.matmul(high, small), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(arrays.match_orientation(arrays.tall(x), x), x)
-    np.testing.assert_array_equal(arrays.match_orientation(x, x), x)
-
-
-def test_symmetric_and_skew_parts():
-    x = np.random.default_rng(0).standard_normal((2, 3, 3)).astype(np.float32)
-    s, k = arrays.sym(jnp.asarray(x)), arrays.skew(jnp.asarray(x))
+def test_symmetric_and_skew_parts_of_huge_matrices():
+    x = jnp.float32(3e38 * np.random.default_rng(0).uniform(-1, 1, (2, 3, 3)))
+    s, k = arrays.sym(x), arrays.skew(x)
     np.testing.assert_array_equal(s, s.mT)
     np.testing.assert_array_equal(k, -k.mT)
-    np.testing.assert_allclose(s + k, x, rtol=1e-6)
-    huge = jnp.full((2, 2), 3e38)
-    np.testing.assert_array_equal(arrays.sym(huge), huge)
+    np.testing.assert_allclose(s + k, x, atol=1e32)
 
 
 def test_product_sums_in_float32():

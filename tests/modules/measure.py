@@ -30,11 +30,6 @@ def largest(x: Any) -> float:
     return float(np.max(np.abs(np.asarray(x, np.float64))))
 
 
-def total(*norms: Any) -> Any:
-    """Return the norm of a tuple: the sum of its parts' norms."""
-    return lambda x: sum(norm(part) for norm, part in zip(norms, x, strict=True))
-
-
 def gaussian(seed: int, *shape: int) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape), jnp.float32)
 
@@ -54,11 +49,7 @@ def push(function: Any, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> 
 @functools.partial(jax.jit, static_argnums=0)
 def push_twice(function: Any, x: Any, first: Any, second: Any) -> Any:
     """Return the second directional derivative of a unary function."""
-
-    def once(p):
-        return jax.jvp(function, (p,), (first,))[1]
-
-    return jax.jvp(once, (x,), (second,))[1]
+    return jax.jvp(lambda p: jax.jvp(function, (p,), (first,))[1], (x,), (second,))[1]
 
 
 def random_like(tree: Any, seed: int = 0) -> Any:
@@ -97,10 +88,6 @@ def normalized(net: Module, updates: Any, params: Any) -> Any:
 
     Enough power iterations make the spectral norm exact.
     """
-    link = optim.normalize(
-        optax.identity(),
-        net.geometry(),
-        net.budgets(),
-        iterations=PowerIterations(cold_start_steps=500),
-    )
+    exact = PowerIterations(cold_start_steps=500)
+    link = optim.normalize(optax.identity(), net.geometry(), net.budgets(), iterations=exact)
     return link.update(updates, link.init(params), params)[0]

@@ -32,26 +32,22 @@ def mass(module: modules.Module) -> float:
     """Sum the masses of the parts; every copy of a stack counts."""
     match module:
         case modules.Compose() | modules.Concatenate():
-            return sum(mass(part) for part in module.modules)
+            return sum(map(mass, module.modules))
         case modules.Stack():
             return module.copies * mass(module.module)
-        case modules.Atom() | modules.Bond():
-            return module.mass
-    raise NotImplementedError(type(module))
+    return module.mass
 
 
 def sensitivity(module: modules.Module) -> float:
     """Multiply sensitivities in a composition, add them in a tuple."""
     match module:
         case modules.Compose():
-            return math.prod(sensitivity(part) for part in module.modules)
+            return math.prod(map(sensitivity, module.modules))
         case modules.Concatenate():
-            return sum(sensitivity(part) for part in module.modules)
+            return sum(map(sensitivity, module.modules))
         case modules.Stack():
             return sensitivity(module.module) ** module.copies
-        case modules.Atom() | modules.Bond():
-            return module.sensitivity
-    raise NotImplementedError(type(module))
+    return module.sensitivity
 
 
 def norm(module: modules.Module, weights: Any) -> float:
@@ -67,11 +63,11 @@ def norm(module: modules.Module, weights: Any) -> float:
             return norm(module.modules[0], weights[0])
         case modules.Compose():
             *before, second = module.modules
-            pair = (modules.Compose(tuple(before)), weights[:-1]), (second, weights[-1])
-            return _heaviest(pair, (sensitivity(second), 1.0))
+            first = sensitivity(second), modules.Compose(tuple(before)), weights[:-1]
+            return _heaviest(module, [first, (1.0, second, weights[-1])])
         case modules.Concatenate():
-            pairs = tuple(zip(module.modules, weights, strict=True))
-            return _heaviest(pairs, (1.0,) * len(pairs))
+            pairs = zip(module.modules, weights, strict=True)
+            return _heaviest(module, [(1.0, *pair) for pair in pairs])
         case modules.Stack():
             return norm(unrolled(module), unstacked(module, weights))
         case modules.Atom():
@@ -79,11 +75,10 @@ def norm(module: modules.Module, weights: Any) -> float:
     raise NotImplementedError(type(module))
 
 
-def _heaviest(parts: tuple[Any, ...], factors: tuple[float, ...]) -> float:
-    whole = sum(mass(part) for part, _ in parts)
+def _heaviest(module: modules.Module, parts: list[tuple[float, modules.Module, Any]]) -> float:
     return max(
-        factor * whole / mass(part) * norm(part, weights)
-        for (part, weights), factor in zip(parts, factors, strict=True)
+        factor * mass(module) / mass(part) * norm(part, weights)
+        for factor, part, weights in parts
         if mass(part)
     )
 
@@ -141,12 +136,10 @@ def _atom_step(atom: modules.Atom, grad: np.ndarray) -> np.ndarray:
 
 def _scale(atom: modules.Atom) -> float:
     """Return the largest singular value at norm 1, of a matrix or of each tap of a kernel."""
-    match atom:
-        case modules.Linear():
-            return math.sqrt(atom.fan_out / atom.fan_in)
-        case modules.Conv2D():
-            return math.sqrt(atom.out_channels / atom.in_channels) / atom.kernel**2
-    raise NotImplementedError(type(atom))
+    if isinstance(atom, modules.Conv2D):
+        return math.sqrt(atom.out_channels / atom.in_channels) / atom.kernel**2
+    assert isinstance(atom, modules.Linear)
+    return math.sqrt(atom.fan_out / atom.fan_in)
 
 
 def _polar(matrix: np.ndarray) -> np.ndarray:

@@ -22,6 +22,7 @@ from manifoldmuon.modules import (
     Unembed,
 )
 from manifoldmuon.norms import FanRatio, Spectral
+from tests.compiled import ask
 from tests.modules import paper
 from tests.modules.measure import (
     gaussian,
@@ -35,6 +36,7 @@ from tests.modules.measure import (
 
 TOKENS = jnp.array([[2, 0, 5, 2], [1, 1, 6, 3]], jnp.int32)
 IMAGE = unit_tokens(1, 2, 6, 5, 3)
+SPHERE, ORTHOGONAL = Hypersphere(FanRatio(), ndim=2), LocallyConnected((4,), 3, 3, Orthogonal())
 
 # atom, an input of norm at most 1, the norm of the output
 ATOMS = {
@@ -42,17 +44,9 @@ ATOMS = {
     "Linear tall": (Linear(7, 3), unit_tokens(0, 4, 3), tokens),
     "Linear on Stiefel": (Linear(7, 3, Stiefel(FanRatio())), unit_tokens(0, 4, 3), tokens),
     "Linear on Orthogonal": (Linear(3, 3, Orthogonal()), unit_tokens(0, 4, 3), tokens),
-    "Linear on a sphere": (
-        Linear(7, 3, Hypersphere(FanRatio(), ndim=2)),
-        unit_tokens(0, 4, 3),
-        tokens,
-    ),
+    "Linear on a sphere": (Linear(7, 3, SPHERE), unit_tokens(0, 4, 3), tokens),
     "LocallyConnected": (LocallyConnected((2, 5), 7, 3), unit_tokens(0, 4, 2, 5, 3), tokens),
-    "LocallyConnected on Orthogonal": (
-        LocallyConnected((4,), 3, 3, Orthogonal()),
-        unit_tokens(0, 2, 4, 3),
-        tokens,
-    ),
+    "LocallyConnected on Orthogonal": (ORTHOGONAL, unit_tokens(0, 2, 4, 3), tokens),
     "Embed": (Embed(5, 7), TOKENS, tokens),
     "Embed on rows": (Embed(5, 7, EmbeddingRows()), TOKENS, tokens),
     "Unembed": (Unembed(7, 5), unit_tokens(0, 4, 5), largest),
@@ -63,9 +57,9 @@ ATOMS = {
 }
 
 
-def probe(atom, x, key):
+def probe(atom, x):
     """Return initial weights, output changes for unit steps in each argument, and norms."""
-    w = atom.init(key)
+    w = atom.init(jax.random.key(0))
     # The steepest step for a random gradient is the longest step allowed.
     step = steepest_step(atom, gaussian(3, *atom.shape), w)
     by_weight = jax.jvp(lambda w: atom.apply(w, x), (w,), (step,))[1]
@@ -75,54 +69,39 @@ def probe(atom, x, key):
     return w, by_weight, by_input, atom.norm(w), atom.norm(step), atom.constraint().distance(w)
 
 
-@pytest.fixture(scope="module")
-def probes():
-    """Probe all atoms in one program, to save compilation time."""
-    key = jax.random.key(0)
-    return jax.jit(lambda: {name: probe(atom, x, key) for name, (atom, x, _) in ATOMS.items()})()
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ATOMS)
-def test_atoms_are_well_normed(name, probes):
-    atom, _, size = ATOMS[name]
-    w, by_weight, by_input, norm, step_norm, distance = probes[name]
-    assert w.shape == atom.shape
-    assert norm == pytest.approx(1, rel=1e-5)
-    assert step_norm == pytest.approx(1, rel=1e-4)
-    assert size(by_weight) <= 1 + 1e-5
-    assert size(by_input) <= 1 + 1e-5
-    if type(atom.manifold) in (Euclidean, type(atom.constraint())):
-        assert np.max(distance) < 1e-5
+def test_atoms_are_well_normed():
+    # A single program saves compilation time.
+    probes = ask(lambda: {name: probe(atom, x) for name, (atom, x, _) in ATOMS.items()})
+    for name, (atom, _, size) in ATOMS.items():
+        w, by_weight, by_input, norm, step_norm, distance = probes[name]
+        assert w.shape == atom.shape, name
+        assert norm == pytest.approx(1, rel=1e-5), name
+        assert step_norm == pytest.approx(1, rel=1e-4), name
+        assert max(size(by_weight), size(by_input)) <= 1 + 1e-5, name
+        if type(atom.manifold) in (Euclidean, type(atom.constraint())):
+            assert np.max(distance) < 1e-5, name
 
 
-def test_well_normedness_is_attained():
-    """The bound is attained."""
-    for name in ("Linear tall", "Embed", "Unembed"):
-        atom, x, size = ATOMS[name]
+@pytest.mark.parametrize("name", ["Linear tall", "Embed", "Unembed"])
+def test_well_normedness_is_attained(name):
+    atom, x, size = ATOMS[name]
 
-        def steepest(key, atom=atom, x=x):
-            w = atom.init(key)
-            y, pull = jax.vjp(lambda w: atom.apply(w, x), w)
-            # The cotangent selects the first vector, or the largest score.
-            seed = (
-                y * (y == y.max())
-                if isinstance(atom, Unembed)
-                else jnp.zeros_like(y).at[0].set(y[0])
-            )
-            return atom.apply(steepest_step(atom, pull(seed)[0], w), x)
+    def steepest(key):
+        w = atom.init(key)
+        y, pull = jax.vjp(lambda w: atom.apply(w, x), w)
+        # The cotangent selects the first vector, or the largest score.
+        first = jnp.zeros_like(y).at[0].set(y[0])
+        seed = y * (y == y.max()) if isinstance(atom, Unembed) else first
+        return atom.apply(steepest_step(atom, pull(seed)[0], w), x)
 
-        moved = jax.jit(steepest)(jax.random.key(0))
-        assert size(moved) == pytest.approx(1, rel=1e-4), name
+    assert size(ask(steepest, jax.random.key(0))) == pytest.approx(1, rel=1e-4)
 
 
 def test_locally_connected_matches_matrix_per_position():
     atom = LocallyConnected((2, 3), 4, 5)
     w, x = gaussian(0, *atom.shape), gaussian(1, 6, 2, 3, 5)
-    expected = np.zeros((6, 2, 3, 4))
-    for row, column in np.ndindex(2, 3):
-        matrix = np.asarray(w[row, column], np.float64)
-        expected[:, row, column] = np.asarray(x[:, row, column]) @ matrix.T
+    expected = np.einsum("rcij,brcj->brci", *map(np.float64, (w, x)))
     found = atom.apply(w, x)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(atom.apply(w, x[0]), found[0], rtol=1e-6, atol=1e-6)
@@ -152,12 +131,9 @@ def test_conv_matches_loop(kernel, stride, padding):
     rows = (image.shape[1] - kernel) // stride + 1
     columns = (image.shape[2] - kernel) // stride + 1
     expected = np.zeros((2, rows, columns, 4))
-    for i in range(rows):
-        for j in range(columns):
-            for a in range(kernel):
-                for b in range(kernel):
-                    pixel = image[:, i * stride + a, j * stride + b]
-                    expected[:, i, j] += pixel @ np.asarray(w[a, b], np.float64).T
+    for i, j, a, b in np.ndindex(rows, columns, kernel, kernel):
+        pixel = image[:, i * stride + a, j * stride + b]
+        expected[:, i, j] += pixel @ np.float64(w[a, b]).T
     found = conv.apply(w, x)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(conv.apply(w, x[0]), found[0])
@@ -173,8 +149,7 @@ def test_atoms_keep_the_dtype():
     assert [leaf.dtype for leaf in jax.tree.leaves(shapes)] == [jnp.float16] * 2
 
 
-def test_atom_with_custom_norm():
-    """The geometry and the printed module show the non-default norm."""
+def test_atom_shows_custom_norm():
     atom: Atom = Linear(4, 4, Euclidean(Spectral()))
     assert atom.geometry() == Euclidean(Spectral())
     assert str(atom).splitlines()[1].startswith("Linear(4, 4) on Euclidean")
@@ -186,29 +161,25 @@ BLOCK = MeanSubtract() @ (1.5 * Linear(6, 6)) @ RMSDivide()
 STACK = Stack(BLOCK, 2)
 
 
+@pytest.mark.slow
 def test_stack_matches_unrolled():
     """A scan over stacked weights matches a loop over the copies."""
-    unrolled = paper.unrolled(STACK)
-    x = gaussian(2, 4, 6)
+    unrolled, x = paper.unrolled(STACK), gaussian(2, 4, 6)
+    split = functools.partial(paper.unstacked, STACK)
 
-    @jax.jit
     def both(key, other):
         w, grads = STACK.init(key), STACK.init(other)
-        pieces, grad_pieces = paper.unstacked(STACK, w), paper.unstacked(STACK, grads)
-        stacked = (STACK.apply(w, x), STACK.norm(w), pieces)
-        plain = (unrolled.apply(pieces, x), unrolled.norm(pieces))
+        pieces, makers = split(w), (steepest_step, normalized)
+        steps = [split(make(STACK, grads, w)) for make in makers]
+        others = [make(unrolled, split(grads), pieces) for make in makers]
         inits = tuple(BLOCK.init(k) for k in jax.random.split(key, 2))
-        steps = [
-            (paper.unstacked(STACK, make(STACK, grads, w)), make(unrolled, grad_pieces, pieces))
-            for make in (steepest_step, normalized)
-        ]
-        ones, others = zip(*steps, strict=True)
-        return (*stacked, *ones), (*plain, inits, *others)
+        return (
+            (STACK.apply(w, x), STACK.norm(w), pieces, steps),
+            (unrolled.apply(pieces, x), unrolled.norm(pieces), inits, others),
+        )
 
-    one, other = both(jax.random.key(0), jax.random.key(1))
-    assert jax.tree.structure(one) == jax.tree.structure(other)
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    one, other = ask(both, jax.random.key(0), jax.random.key(1))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-6), one, other)
     assert STACK.sharpness == pytest.approx(unrolled.sharpness, rel=1e-12)
 
 
@@ -232,7 +203,10 @@ def test_stack_program_size_is_constant():
 
 # Weight sharing -------------------------------------------------------------------------------
 
-TIED = Tied(Unembed(7, 6, mass=2.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
+TIED, UNEVEN = (
+    Tied(Unembed(7, 6, mass=mass) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
+    for mass in (2.0, 3.0)
+)
 
 
 def test_tied_leaf_gets_summed_shares():
@@ -242,8 +216,7 @@ def test_tied_leaf_gets_summed_shares():
     np.testing.assert_allclose([TIED.budgets()[0], TIED.budgets()[1]], [0.5, 0.5])
     assert TIED.geometry()[3] == ()
     # Shares 1/5 and 3/5, budgets 1/5 / (1/2) and 3/5; unit steps have the effects 1/2 and 1.
-    other = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
-    assert other.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
+    assert UNEVEN.budgets()[0] == pytest.approx((1 / 5 + 3 / 5) / (1 / 2 + 1))
 
 
 @pytest.mark.parametrize("uses", [2, 7, 30])
@@ -265,15 +238,13 @@ def test_recurrent_weight_gets_budget_divided_by_uses(uses):
 def test_tied_module_matches_untied_with_equal_weights():
     w = jax.jit(TIED.init)(jax.random.key(0))
     assert w[3] == ()
-    untied = TIED.module
-    full = (*w[:3], w[0])
 
-    @functools.partial(jax.jit, static_argnums=0)
     def outputs_and_slopes(module, w):
-        outputs = module.apply(w, TOKENS)
-        return outputs, jax.grad(lambda w: jnp.sum(jnp.sin(module.apply(w, TOKENS))))(w)
+        outputs, pull = jax.vjp(lambda w: module.apply(w, TOKENS), w)
+        return outputs, pull(jnp.cos(outputs))[0]
 
-    (one, tied), (other, both) = outputs_and_slopes(TIED, w), outputs_and_slopes(untied, full)
+    one, tied = ask(lambda w: outputs_and_slopes(TIED, w), w)
+    other, both = ask(lambda w: outputs_and_slopes(TIED.module, w), (*w[:3], w[0]))
     np.testing.assert_array_equal(one, other)
     np.testing.assert_allclose(tied[0], both[0] + both[3], rtol=1e-5, atol=1e-6)
 
@@ -287,21 +258,17 @@ def test_tied_module_is_well_normed():
         return TIED.norm(step), jax.jvp(lambda w: TIED.apply(w, TOKENS), (w,), (step,))[1]
 
     w = jax.jit(TIED.init)(jax.random.key(0))
-    changes = []
-    for score in range(7):
-        norm, change = moved(w, score)
-        assert norm <= 1 + 1e-5
-        changes.append(largest(change))
-    assert 0.5 < max(changes) <= 1
+    norms, changes = zip(*(moved(w, score) for score in range(7)), strict=True)
+    assert max(norms) <= 1 + 1e-5
+    assert 0.5 < max(map(largest, changes)) <= 1
 
 
 def test_tied_sharpness_scales_with_budget():
     """The tied module's sharpness equals the untied module's, for the longer step."""
-    uneven = Tied(Unembed(7, 6, mass=3.0) @ (0.5 * Linear(6, 6)) @ Embed(6, 7), (0, 3))
-    alpha, beta, gamma = uneven.module.sharpness
-    stretch = uneven.budgets()[0] / (1 / 5 / 0.5)
+    alpha, beta, gamma = UNEVEN.module.sharpness
+    stretch = UNEVEN.budgets()[0] / (1 / 5 / 0.5)
     assert stretch > 1
-    assert uneven.sharpness == pytest.approx((stretch**2 * alpha, stretch * beta, gamma))
+    assert UNEVEN.sharpness == pytest.approx((stretch**2 * alpha, stretch * beta, gamma))
 
 
 def test_tying_in_stacks_and_twice():
@@ -314,6 +281,3 @@ def test_tying_in_stacks_and_twice():
     assert twice.budgets() == (0.25, 0.25, (), ())
     assert twice.masses() == (2.0, 2.0, (), ())
     assert "tied" in str(twice)
-
-
-# With the optimizers --------------------------------------------------------------------------

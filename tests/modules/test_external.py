@@ -1,5 +1,6 @@
 """Flax and Equinox models with the modular norm of an architecture."""
 
+import functools
 from typing import Any
 
 import equinox as eqx
@@ -20,12 +21,10 @@ RELU = modules.ReLU(modules.ReLU.BALANCED)
 MODULE = modules.Linear(3, 6) @ RELU @ modules.Linear(6, 6, mass=3.0) @ RELU @ modules.Linear(6, 4)
 
 
-def mlp(paths: list[str], manifold: Any) -> Any:
-    first, second, third = (
-        modules.Param(path, manifold, mass=mass)
-        for path, mass in zip(paths, (1.0, 3.0, 1.0), strict=True)
-    )
-    return modules.ExternalModule(third @ RELU @ second @ RELU @ first)
+def mlp(first: str, second: str, third: str, manifold: Any) -> Any:
+    middle = RELU @ modules.Param(second, manifold, mass=3.0) @ RELU
+    net = modules.Param(third, manifold) @ middle @ modules.Param(first, manifold)
+    return modules.ExternalModule(net)
 
 
 class Nnx(nnx.Module):
@@ -41,45 +40,40 @@ class Nnx(nnx.Module):
 
 def flax_nnx() -> tuple[Any, Any, Any]:
     graph, params = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param)
-    declared = mlp([f"layers/{i}/kernel" for i in range(3)], KERNEL)
+    declared = mlp(*(f"layers/{i}/kernel" for i in range(3)), KERNEL)
     return params, lambda p, x: nnx.merge(graph, p)(x), declared
 
 
 def equinox() -> tuple[Any, Any, Any]:
     model = eqx.nn.MLP(4, 3, 6, 2, use_bias=False, use_final_bias=False, key=jax.random.key(0))
     params, rest = eqx.partition(model, eqx.is_array)
-    declared = mlp([f"layers/{i}/weight" for i in range(3)], MATRIX)
+    declared = mlp(*(f"layers/{i}/weight" for i in range(3)), MATRIX)
     return params, lambda p, x: jax.vmap(eqx.combine(p, rest))(x), declared
 
 
 X = gaussian(1, 5, 4)
 
 
-def take_step(architecture: Any, forward: Any, weights: Any) -> Any:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def take_step(architecture: Any, forward: Any, weights: Any) -> list[Any]:
     tx = optim.modular(0.1, architecture)
     grads = jax.grad(lambda w: jnp.sum(forward(w, X) ** 3))(weights)
-    return tx.update(grads, tx.init(weights), weights)[0]
-
-
-# Compiled once for all compared models.
-step_of_the_module = jax.jit(lambda weights: take_step(MODULE, MODULE.apply, weights))
+    return jax.tree.leaves(tx.update(grads, tx.init(weights), weights)[0])
 
 
 @pytest.mark.slow_except("equinox")
 @pytest.mark.parametrize("make", [flax_nnx, equinox])
 def test_training_step_matches_module(make):
     params, apply, declared = make()
-    mine = [jnp.asarray(leaf) for leaf in jax.tree.leaves(params)]
     turn = (lambda w: w.T) if make is not equinox else (lambda w: w)
-    theirs = (turn(mine[0]), (), turn(mine[1]), (), turn(mine[2]))
-    found = jax.jit(lambda weights: take_step(declared, apply, weights))(params)
-    wanted = step_of_the_module(theirs)
-    for mine, expected in zip(*map(jax.tree.leaves, (found, wanted)), strict=True):
-        np.testing.assert_allclose(turn(mine), expected, atol=1e-6)
+    first, second, third = (turn(jnp.asarray(leaf)) for leaf in jax.tree.leaves(params))
+    wanted = take_step(MODULE, MODULE.apply, (first, (), second, (), third))
+    for found, expected in zip(take_step(declared, apply, params), wanted, strict=True):
+        np.testing.assert_allclose(turn(found), expected, atol=1e-6)
 
 
 def test_budgets_match_module():
-    declared = mlp(["a/0", "a/1", "b"], MATRIX)
+    declared = mlp("a/0", "a/1", "b", MATRIX)
     first, _, second, _, third = MODULE.budgets()
     assert declared.budgets() == {"a": {"0": first, "1": second}, "b": third}
     assert declared.geometry() == {"a": {"0": MATRIX, "1": MATRIX}, "b": MATRIX}
@@ -94,34 +88,24 @@ def test_budgets_of_scans_biases_and_frozen_weights():
         body = (2 * (block @ modules.Identity())) ** 3
         return (head @ modules.residual(body, 4) @ bias).tare(absolute=6.0)
 
-    bias = Euclidean(norms.MaxAbs(ndim=1))
-    named = net(
-        modules.Param("blocks/w", KERNEL),
-        modules.Param("b", bias, sharpness=modules.Sharpness(0, 0, 0)),
-        modules.Param("h", MATRIX),
-    )
-    atoms = net(modules.Linear(2, 2), modules.Linear(2, 2), modules.Linear(2, 2))
-    found, (second, wanted, third) = modules.ExternalModule(named).budgets(), atoms.budgets()
+    flat, zero = Euclidean(norms.MaxAbs(ndim=1)), modules.Sharpness(0, 0, 0)
+    block, bias = modules.Param("blocks/w", KERNEL), modules.Param("b", flat, sharpness=zero)
+    named = modules.ExternalModule(net(block, bias, modules.Param("h", MATRIX)))
+    second, wanted, third = net(*[modules.Linear(2, 2)] * 3).budgets()
+    found = named.budgets()
     np.testing.assert_allclose(found["blocks"]["w"], jax.tree.leaves(wanted)[0])
     assert found["blocks"]["w"].shape == (4, 3, 1, 1)
     np.testing.assert_allclose([found["b"], found["h"]], [second, third])
-    params = {"blocks": {"w": (4, 3, 2, 2)}, "b": (2,), "h": (2, 2)}
-    params = jax.tree.map(lambda s: jnp.ones(s), params, is_leaf=lambda s: isinstance(s, tuple))
-    tx = optim.modular(0.1, modules.ExternalModule(named))
+    params = {"blocks": {"w": jnp.ones((4, 3, 2, 2))}, "b": jnp.ones(2), "h": jnp.ones((2, 2))}
+    tx = optim.modular(0.1, named)
     jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), params)
-    frozen = modules.ExternalModule(
-        modules.Param("a", MATRIX, mass=0.0) @ modules.Param("b", MATRIX)
-    )
-    assert frozen.budgets() == {"a": 0.0, "b": 1.0}
+    frozen = modules.Param("a", MATRIX, mass=0.0) @ modules.Param("b", MATRIX)
+    assert modules.ExternalModule(frozen).budgets() == {"a": 0.0, "b": 1.0}
 
 
 def test_repeated_path_is_a_shared_weight():
-    table = Euclidean(norms.L1ToRMS())
-    named = (
-        modules.Param("table", table)
-        @ (3 * modules.Param("w", MATRIX))
-        @ modules.Param("table", table, mass=2.0)
-    )
+    table, middle = Euclidean(norms.L1ToRMS()), 3 * modules.Param("w", MATRIX)
+    named = modules.Param("table", table) @ middle @ modules.Param("table", table, mass=2.0)
     atoms = modules.Unembed(7, 4) @ (3 * modules.Linear(4, 4)) @ modules.Embed(4, 7, mass=2.0)
     shared, middle, _, _ = modules.Tied(atoms, (0, 3)).budgets()
     assert modules.ExternalModule(named).budgets() == {"table": shared, "w": middle}
@@ -151,9 +135,8 @@ def test_unconstrained_param_keeps_its_norm(name):
     copies = 4 - manifold.ndim  # `ndim` declares them
     assert modules.ExternalModule(free).geometry() == {"a": {"b": Euclidean(norm).stacked(copies)}}
     if manifold.ndim == 2:
-        assert modules.Param("a", manifold.transposed()).unconstrained().manifold == LaidOut(
-            Euclidean(norm), Layout(in_axes=-2, out_axes=-1)
-        )
+        turned = LaidOut(Euclidean(norm), Layout(in_axes=-2, out_axes=-1))
+        assert modules.Param("a", manifold.transposed()).unconstrained().manifold == turned
 
 
 def test_constrained_param_keeps_its_manifold():

@@ -7,8 +7,9 @@ import pytest
 import scipy.special
 
 from manifoldmuon import modules
-from manifoldmuon.manifolds import EmbeddingRows, LaidOut, Stiefel
+from manifoldmuon.manifolds import EmbeddingRows, Stiefel
 from manifoldmuon.modules import mlp
+from tests.compiled import ask
 from tests.modules import measure
 
 TEXT = jnp.array([[2, 0, 5, 2, 1], [1, 1, 6, 3, 0]], jnp.int32)
@@ -49,8 +50,7 @@ def test_masses_and_sensitivities(net, mass, shares):
     assert masses[-1] == pytest.approx(1)
     assert sum(masses) == pytest.approx(mass)
     # The first layers move by their share of the total mass, halved embeddings by twice as much.
-    first = budgets(net)[: len(shares)]
-    assert first == pytest.approx([1 / mass] * len(shares))
+    assert budgets(net)[: len(shares)] == pytest.approx([1 / mass] * len(shares))
 
 
 def test_rescnn_on_single_pixel_matches_resmlp():
@@ -58,28 +58,24 @@ def test_rescnn_on_single_pixel_matches_resmlp():
     cnn, mlp = modules.res_cnn(3, 5, 6, 2), modules.res_mlp(3, 5, 6, 2, mass=20.0)
     w, x = params_of(cnn), measure.gaussian(1, 2, 5)
     first, blocks, last = jax.tree.leaves(w)
-    middle = jax.tree.unflatten(
-        jax.tree.structure(params_of(mlp)), [first[1, 1], blocks[:, :, 1, 1], last]
-    )
-    found = jax.jit(cnn.apply)(w, x[:, None, None])
-    np.testing.assert_allclose(found, jax.jit(mlp.apply)(middle, x), rtol=1e-4, atol=1e-5)
+    leaves = [first[1, 1], blocks[:, :, 1, 1], last]
+    middle = jax.tree.unflatten(jax.tree.structure(params_of(mlp)), leaves)
+    found, expected = ask(cnn.apply, w, x[:, None, None]), ask(mlp.apply, middle, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert modules.res_cnn(3, 2, 6, 2, pool=2).mass == 22
 
 
 def test_mlp_has_equal_budgets():
-    assert modules.ReLU().sensitivity == 1
-    assert modules.ReLU(modules.ReLU.BALANCED).sensitivity == pytest.approx(
-        1 / np.sqrt(2), rel=1e-15
-    )
+    published = modules.ReLU(modules.ReLU.BALANCED)
+    assert published.sensitivity == pytest.approx(1 / np.sqrt(2), rel=1e-15)
     assert budgets(mlp(10, 784, 256, 3)) == pytest.approx([1 / 3] * 3)
-    published = budgets(mlp(10, 784, 256, 3, modules.ReLU(modules.ReLU.BALANCED)))
-    assert published == pytest.approx([2 / 3, 2**0.5 / 3, 1 / 3])
+    expected = [2 / 3, 2**0.5 / 3, 1 / 3]
+    assert budgets(mlp(10, 784, 256, 3, published)) == pytest.approx(expected)
 
 
 def test_constrained_gpt_manifolds():
     net = modules.gpt(7, 6, 2, 3).constrained()
-    entries = jax.tree.leaves(net.geometry())
-    kinds = [type(x.manifold if isinstance(x, LaidOut) else x) for x in entries]
+    kinds = [type(getattr(x, "manifold", x)) for x in jax.tree.leaves(net.geometry())]
     assert kinds == [EmbeddingRows] + [Stiefel] * 7
     assert net.unconstrained() == modules.gpt(7, 6, 2, 3)
 
@@ -95,82 +91,70 @@ def flat(params) -> list[np.ndarray]:
 def test_mlp_forward_matches_numpy():
     net = mlp(3, 5, 6, 4)
     w, x = params_of(net), measure.gaussian(1, 2, 5)
-    first, middle, last = flat(w)
-    h = np.asarray(x, np.float64)
+    (first, middle, last), h = flat(w), np.float64(x)
     for matrix in (first, *middle):
         h = np.maximum(h @ matrix.T, 0)
-    np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ask(net.apply, w, x), h @ last.T, rtol=1e-4, atol=1e-4)
 
 
 def test_resmlp_forward_matches_numpy():
     net = modules.res_mlp(3, 5, 6, 2, block_depth=2)
     w, x = params_of(net), measure.gaussian(1, 2, 5)
     first, blocks, last = flat(w)
-    h = np.asarray(x, np.float64) @ first.T
+    h = np.float64(x) @ first.T
     for block in blocks:
         r = h
         for matrix in block:
             r = np.abs(r / np.sqrt((r**2).mean(-1, keepdims=True)) @ matrix.T)
             r = r - r.mean(-1, keepdims=True)
         h = h / 2 + r / 2
-    np.testing.assert_allclose(jax.jit(net.apply)(w, x), h @ last.T, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(ask(net.apply, w, x), h @ last.T, rtol=1e-4, atol=1e-4)
 
 
-def gpt_by_hand(params, text, context, layer_norm, blocks=2, heads=2):
+def gpt_by_hand(params, line, context, layer_norm, blocks=2, heads=2):
     """Evaluate a GPT by loops over blocks, heads and tokens."""
 
     def norm(h):
-        if not layer_norm:
-            return h
-        return (h - h.mean(-1, keepdims=True)) / h.std(-1, keepdims=True)
+        centered = h - h.mean(-1, keepdims=True)
+        return centered / h.std(-1, keepdims=True) if layer_norm else h
 
     def turn(h):
         if context is not None:
             return h
-        z = h[..., : h.shape[-1] // 2] + 1j * h[..., h.shape[-1] // 2 :]
-        half = z.shape[-1]
+        half = h.shape[-1] // 2
+        z = h[..., :half] + 1j * h[..., half:]
         z = z * np.exp(1j * np.arange(len(h))[:, None] / 1e4 ** (np.arange(half) / half))
         return np.concatenate([z.real, z.imag], -1)
 
-    def gelu(h):
-        return h * scipy.special.ndtr(h)
-
     *tables, wq, wk, wv, wo, up, down, head = flat(params)
-    out = []
-    for line in np.asarray(text):
-        h = tables[0][line]
-        if context is not None:
-            h = h / 2 + tables[1][: len(line)] / 2
-        part = 1 / (2 * blocks)
-        for layer in range(blocks):
-            x, merged = norm(h), []
-            for one in np.split(np.arange(wq.shape[1]), heads):
-                q, k, v = (
-                    turn(x @ wq[layer][one].T),
-                    turn(x @ wk[layer][one].T),
-                    x @ wv[layer][one].T,
-                )
-                rows = []
-                for t in range(len(line)):
-                    p = np.exp(q[t] @ k[: t + 1].T / len(one))
-                    rows.append(p / p.sum() @ v[: t + 1])
-                merged.append(np.stack(rows) / 3)
-            h = (1 - part) * h + part * np.concatenate(merged, -1) @ wo[layer].T
-            x = gelu(norm(h) @ up[layer].T) / 1.128904145
-            h = (1 - part) * h + part * x @ down[layer].T
-        out.append(norm(h) @ head.T)
-    return np.stack(out)
+    h = tables[0][line]
+    if context is not None:
+        h = h / 2 + tables[1][: len(line)] / 2
+    part = 1 / (2 * blocks)
+    for layer in range(blocks):
+        x, merged = norm(h), []
+        for one in np.split(np.arange(wq.shape[1]), heads):
+            q, k, v = (x @ matrix[layer][one].T for matrix in (wq, wk, wv))
+            q, k, rows = turn(q), turn(k), []
+            for t in range(len(line)):
+                p = np.exp(q[t] @ k[: t + 1].T / len(one))
+                rows.append(p / p.sum() @ v[: t + 1])
+            merged.append(np.stack(rows) / 3)
+        h = (1 - part) * h + part * np.concatenate(merged, -1) @ wo[layer].T
+        x = norm(h) @ up[layer].T
+        h = (1 - part) * h + part * (x * scipy.special.ndtr(x) / 1.128904145) @ down[layer].T
+    return norm(h) @ head.T
 
 
 @pytest.mark.parametrize(("context", "layer_norm"), [(None, False), (5, True)])
 def test_gpt_forward_matches_loops(context, layer_norm):
     net = modules.gpt(7, 8, 2, 2, context=context, layer_norm=layer_norm)
     w = jax.tree.map(lambda p: 0.5 * p, params_of(net))
-    found = jax.jit(net.apply)(w, TEXT)
-    expected = gpt_by_hand(w, TEXT, context, layer_norm)
-    np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+    expected = [gpt_by_hand(w, line, context, layer_norm) for line in np.asarray(TEXT)]
+    np.testing.assert_allclose(ask(net.apply, w, TEXT), expected, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow_except("attention")
 @pytest.mark.parametrize("name", ["residual", "attention"])
 def test_networks_are_well_normed(name):
     """Weight steps of modular norm 1 move the output by at most 1, unit inputs by `sensitivity`."""
@@ -217,11 +201,7 @@ def test_two_layer_sharpness_is_attained():
 
 
 def test_weighted_attention_sharpness_by_hand():
-    net = modules.FunctionalAttention() @ (
-        modules.Linear(4, 4),
-        modules.Linear(4, 4),
-        modules.Linear(4, 4),
-    )
+    net = modules.FunctionalAttention() @ ((modules.Linear(4, 4),) * 3)
     assert net.sharpness == pytest.approx((3, 10, 27))
 
 
@@ -232,10 +212,8 @@ def test_stacked_convolutions_unroll_on_cpus(net):
     """Forward and backward passes are unrolled; a stack of matrices loops in both."""
 
     def loops(net, x):
-        def loss(params):
-            return jnp.sum(net.apply(params, x) ** 2)
-
-        return jax.jit(jax.grad(loss)).lower(net.init(jax.random.key(0))).as_text().count("while")
+        slope = jax.grad(lambda params: jnp.sum(net.apply(params, x) ** 2))
+        return jax.jit(slope).lower(measure.shapes_of(net)).as_text().count("while")
 
     if jax.default_backend() == "cpu":
         assert loops(net, jnp.ones((2, 6, 6, 4))) == 0

@@ -1,7 +1,6 @@
 """The rules of the modular norm: mass, sensitivity, norm, duality map, sharpness."""
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -9,6 +8,7 @@ import numpy as np
 import pytest
 
 from manifoldmuon import modules, optim
+from tests.compiled import ask
 from tests.modules import measure, paper
 
 A = modules.Linear(3, 5)
@@ -18,6 +18,7 @@ D = -3.0 * modules.Linear(4, 4, mass=4.0)
 FROZEN = modules.Linear(3, 5, mass=0.0)
 Q, K, V = modules.Linear(4, 4), modules.Linear(4, 4, mass=3.0), modules.Linear(4, 4)
 ATTENTION = modules.FunctionalAttention() @ (Q, K, V)
+RELU = modules.ReLU(modules.ReLU.BALANCED)
 
 
 def weights(module: modules.Module, seed: int = 0) -> Any:
@@ -28,12 +29,7 @@ def weights(module: modules.Module, seed: int = 0) -> Any:
 ROWS = {
     "atom": (A, 1.0, 1.0, [1.0]),
     "composition": (B @ A, 3.0, 1.0, [1 / 3, 2 / 3]),
-    "composition over a sensitivity": (
-        B @ modules.ReLU(modules.ReLU.BALANCED) @ A,
-        3.0,
-        math.sqrt(0.5),
-        [math.sqrt(2) / 3, 2 / 3],
-    ),
+    "composition over a sensitivity": (B @ RELU @ A, 3.0, 0.5**0.5, [2**0.5 / 3, 2 / 3]),
     "composition of three": (D @ C @ B, 6.5, 1.5, [2 / 6.5 / 1.5, 0.5 / 6.5 / 1.5, 4 / 6.5 / 3]),
     "concatenation": ((A, FROZEN) @ modules.Identity(), 1.0, 2.0, [1.0, 0.0]),
     "concatenation of three": ((Q, K, V) @ modules.Abs(), 5.0, 3.0, [0.2, 0.6, 0.2]),
@@ -65,22 +61,17 @@ def test_mass_sensitivity_and_budgets_match_table(name):
     module, mass, sensitivity, budgets = ROWS[name]
     assert module.mass == pytest.approx(mass, rel=1e-12)
     assert module.sensitivity == pytest.approx(sensitivity, rel=1e-12)
-    found = [np.squeeze(b) for b in jax.tree.leaves(module.budgets())]
-    assert len(found) == len(budgets)
-    for one, other in zip(found, budgets, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-12)
+    for one, other in zip(jax.tree.leaves(module.budgets()), budgets, strict=True):
+        np.testing.assert_allclose(np.squeeze(one), other, rtol=1e-12)
     assert sum(jax.tree.leaves(module.masses())) == pytest.approx(mass)
 
 
+SUM = A + 2 * (A - 3 * FROZEN)
 # Few different shapes: the optimizer stacks equal shapes, which saves compilation.
 NETWORKS = {
-    "MLP": modules.mlp(4, 4, 4, 4, modules.ReLU(modules.ReLU.BALANCED)),
+    "MLP": modules.mlp(4, 4, 4, 4, RELU),
     "ResMLP": modules.res_mlp(4, 4, 4, 2, mass=2.0),
-    "sums of sums": B
-    @ (A + 2 * (A - 3 * FROZEN))
-    @ modules.residual(D + C @ C, 3)
-    @ modules.Linear(5, 4)
-    @ C,
+    "sums of sums": B @ SUM @ modules.residual(D + C @ C, 3) @ modules.Linear(5, 4) @ C,
     "GPT with a head of rows": modules.Unembed(5, 4, mass=0.5) @ modules.gpt(4, 4, 2, 2, context=5),
 }
 MODULES = {name: row[0] for name, row in ROWS.items()} | NETWORKS
@@ -111,9 +102,8 @@ def test_norms_match_recursion():
 def test_steps_match_recursion():
     """Top-down budgets agree with bottom-up duality maps."""
     grads = {name: weights(module) for name, module in MODULES.items()}
-    tx = optim.modular(1.0, AllModules(), momentum=None)
-    updates = jax.device_get(jax.jit(lambda g: tx.update(g, tx.init(g), g)[0])(grads))
-    still = []
+    tx, still = optim.modular(1.0, AllModules(), momentum=None), []
+    updates = ask(lambda g: tx.update(g, tx.init(g), g)[0], grads)
     for name, module in MODULES.items():
         step = jax.tree.map(np.negative, updates[name])
         measure.assert_steps_agree(step, paper.dualize(module, grads[name]), name)
@@ -127,14 +117,9 @@ def test_steps_match_recursion():
 @pytest.mark.slow
 def test_frozen_leaf_neither_moves_nor_counts():
     module = ROWS["zero mass"][0]
-    w = weights(module)
-    steps = jax.jit(
-        lambda w: (measure.steepest_step(module, w, w), measure.normalized(module, w, w))
-    )
-    steepest, normal = steps(w)
-    assert not np.any(steepest[0])
-    assert not np.any(normal[0])
-    norm = jax.jit(module.norm)
+    w, norm = weights(module), jax.jit(module.norm)
+    for make in (measure.steepest_step, measure.normalized):
+        assert not np.any(ask(lambda w: make(module, w, w), w)[0])  # noqa: B023
     assert norm((1e3 * w[0], w[1])) == norm(w)
 
 
@@ -146,8 +131,7 @@ def test_weights_tree_matches_init(name):
     module = TIED if name == "tied" else MODULES[name]
     shapes, specs = measure.shapes_of(module), module.weights()
     structure = jax.tree.structure(shapes)
-    pairs = zip(jax.tree.leaves(specs), jax.tree.leaves(shapes), strict=True)
-    for spec, shape in pairs:
+    for spec, shape in zip(*map(jax.tree.leaves, (specs, shapes)), strict=True):
         assert isinstance(spec, modules.WeightSpec)
         assert shape.shape[: len(shape.shape) - spec.ndim] == spec.budget.shape
     sizes = module.map_weights(lambda spec, shape: shape.size * spec.mass, shapes)
@@ -178,24 +162,18 @@ class DeclaredLinear(modules.Linear):
 
 X = DeclaredLinear(4, 4, mass=2.0, mu=0.7, sharp=modules.Sharpness(1.1, 0.9, 1.3))
 Y = DeclaredLinear(4, 4, mass=0.5, mu=1.7, sharp=modules.Sharpness(0.3, 1.2, 0.4))
+STILL = modules.Linear(4, 4, mass=0.0)
 Z = DeclaredLinear(4, 4, mass=3.0, mu=0.4, sharp=modules.Sharpness(2.0, 0.1, 0.8))
 
 
-def test_composition_sharpness():
+def test_sharpness_of_compositions_tuples_and_multiples():
     p1, p2 = 0.8, 0.2
     alpha = p1**2 * 1.1 / 1.7 + p2**2 * 0.3 + 2 * p1 * p2 / 1.7 * 1.2 + p1**2 / 1.7**2 * 0.4
     beta = p1 * 0.9 + 0.7 * (p2 * 1.2 + p1 / 1.7 * 0.4)
     gamma = 1.7 * 1.3 + 0.7**2 * 0.4
     assert (Y @ X).sharpness == pytest.approx((alpha, beta, gamma))
-
-
-def test_concatenation_sharpness():
-    found = modules.Concatenate((X, Y)).sharpness
-    alpha, beta = 0.8**2 * 1.1 + 0.2**2 * 0.3, 0.8 * 0.9 + 0.2 * 1.2
-    assert found == pytest.approx((alpha, beta, 1.3 + 0.4))
-
-
-def test_zero_multiple_has_zero_sharpness():
+    alpha, beta = p1**2 * 1.1 + p2**2 * 0.3, p1 * 0.9 + p2 * 1.2
+    assert modules.Concatenate((X, Y)).sharpness == pytest.approx((alpha, beta, 1.3 + 0.4))
     assert (0 * X).sharpness == (0, 0, 0)
 
 
@@ -204,29 +182,25 @@ def attributes(module: modules.Module):
     return [module.mass, module.sensitivity, *module.sharpness, *np.concatenate(budgets)]
 
 
+def compose(*parts: modules.Module) -> modules.Module:
+    """Compose without flattening, as `@` would."""
+    return modules.Compose(parts)
+
+
+def concatenate(*parts: modules.Module) -> modules.Module:
+    return modules.Concatenate(parts)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
-        # Explicit `Compose`, because `@` would flatten both sides into the same module.
-        (
-            modules.Compose((X, modules.Compose((Y, Z)))),
-            modules.Compose((modules.Compose((X, Y)), Z)),
-        ),
-        (
-            modules.Compose((X, modules.Compose((modules.Abs(), Z)))),
-            modules.Compose((modules.Compose((X, modules.Abs())), Z)),
-        ),
-        (
-            modules.Compose((X, modules.Compose((modules.Linear(4, 4, mass=0.0), Z)))),
-            modules.Compose((X, modules.Linear(4, 4, mass=0.0), Z)),
-        ),
-        (
-            modules.Concatenate((X, modules.Concatenate((Y, Z)))),
-            modules.Concatenate((modules.Concatenate((X, Y)), Z)),
-        ),
-        (modules.Concatenate((X, modules.Concatenate((Y, Z)))), modules.Concatenate((X, Y, Z))),
+        (compose(X, compose(Y, Z)), compose(compose(X, Y), Z)),
+        (compose(X, compose(modules.Abs(), Z)), compose(compose(X, modules.Abs()), Z)),
+        (compose(X, compose(STILL, Z)), compose(X, STILL, Z)),
+        (concatenate(X, concatenate(Y, Z)), concatenate(concatenate(X, Y), Z)),
+        (concatenate(X, concatenate(Y, Z)), concatenate(X, Y, Z)),
         ((X + Y) + Z, X + (Y + Z)),
-        (modules.Stack(Y, 3), modules.Compose((Y, modules.Stack(Y, 2)))),
+        (modules.Stack(Y, 3), compose(Y, modules.Stack(Y, 2))),
         (modules.Stack(modules.Stack(Y, 2), 2), modules.Stack(Y, 4)),
     ],
 )
@@ -259,30 +233,19 @@ def test_residual_sharpness_stays_below_limit(blocks):
 # Errors ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (lambda: modules.Tied(Q @ modules.Abs() @ Q, (0, 1)), r"no atom's weight at \(1,\)"),
-        (
-            lambda: modules.ExternalModule(A @ modules.Param("a", A.manifold)),
-            "consists of Param and bonds",
-        ),
-    ],
-)
-def test_error_messages_print_the_module(build, message):
-    with pytest.raises(ValueError, match=message):
-        build()
+def test_invalid_modules_raise():
+    with pytest.raises(ValueError, match=r"no atom's weight at \(1,\)"):
+        modules.Tied(Q @ modules.Abs() @ Q, (0, 1))
+    with pytest.raises(ValueError, match="consists of Param and bonds"):
+        modules.ExternalModule(A @ modules.Param("a", A.manifold))
 
 
 def test_module_prints_as_tree():
-    lines = str((2 * Q) ** 3 @ modules.ReLU(sensitivity=1.0) @ FROZEN).splitlines()
-    assert lines[0].split("  ")[0] == "module"
-    text = "\n".join(lines)
-    assert "Stack of 3" in text
-    assert "100.0%" in text
-    assert "0.04167 … 0.1667" in text
-    assert "frozen" in text
-    assert len(lines) == 8  # the header, and seven modules
+    text = str((2 * Q) ** 3 @ modules.ReLU(sensitivity=1.0) @ FROZEN)
+    assert text.startswith("module  ")
+    for part in ("Stack of 3", "100.0%", "0.04167 … 0.1667", "frozen"):
+        assert part in text
+    assert len(text.splitlines()) == 8  # the header, and seven modules
 
 
 def test_numpy_scalars_multiply_modules():
