@@ -9,7 +9,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from manifoldmuon._internal.matrices.arrays import Floats
 from manifoldmuon.modules._module import Bond
@@ -76,7 +76,7 @@ class Positions(Bond):
     sensitivity 1 (modular norm, arXiv:2405.14813, appendix B.7). The true sensitivity is 0.
     """
 
-    def forward(self, x: Int[Array, "*batch t"]) -> Int[Array, "*batch t"]:
+    def forward(self, x: Integer[Array, "*batch t"]) -> Integer[Array, "*batch t"]:
         return jnp.broadcast_to(jnp.arange(x.shape[-1]), x.shape)
 
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Integer
 
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices.arrays import Numbers, upcast
@@ -14,7 +14,7 @@ from manifoldmuon._internal.matrices.arrays import Numbers, upcast
 
 def margin_cross_entropy(
     logits: Float[Array, "*batch classes"],
-    labels: Int[Array, "*batch"],
+    labels: Integer[Array, "*batch"],
     offset: ArrayLike,
     temperature: ArrayLike,
 ) -> Numbers:
