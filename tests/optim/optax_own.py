@@ -67,11 +67,10 @@ def original(case: type, name: str) -> Callable[..., None]:
     raise LookupError(f"{case.__name__} of Optax {optax.__version__} has no {name}")
 
 
-CONTRIB, ALIAS = _common_test.ContribTest, alias_test.AliasTest
-SHARDING = sharding_test.ShardingTest
-
-
 def cases() -> list[Any]:
+    # At module level, pytest would collect these classes.
+    contrib, alias = _common_test.ContribTest, alias_test.AliasTest
+    sharding = sharding_test.ShardingTest
     bare: dict[str, Any] = {"wrapper_name": None, "wrapper_kwargs": None}
     wrapped = [{"wrapper_name": k, "wrapper_kwargs": v} for k, v in WRAPPERS.items()]
     short = [{"dtype": dtype} for dtype in ("bfloat16", "float32")]
@@ -85,21 +84,21 @@ def cases() -> list[Any]:
     schedules = "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such"
     # fmt: off
     table: list[tuple[type, str, list[dict[str, Any]]]] = [
-        (CONTRIB, "test_optimizers_accept_extra_args", [bare | {"wrap": False}]),
-        (CONTRIB, "test_optimizers", [bare | {"target": x, "dtype": "float32"} for x in problems]),
-        (CONTRIB, "test_optimizers_can_be_wrapped_in_inject_hyperparams", [bare]),
-        (CONTRIB, "test_preserve_dtype", [bare | x for x in short]),
-        (CONTRIB, "test_gradient_accumulation", [bare | x for x in short]),
-        (CONTRIB, "test_state_shape_dtype_shard_stability", [bare | {"dtype": x} for x in FLOATS]),
-        (CONTRIB, schedules, [bare]),
+        (contrib, "test_optimizers_accept_extra_args", [bare | {"wrap": False}]),
+        (contrib, "test_optimizers", [bare | {"target": x, "dtype": "float32"} for x in problems]),
+        (contrib, "test_optimizers_can_be_wrapped_in_inject_hyperparams", [bare]),
+        (contrib, "test_preserve_dtype", [bare | x for x in short]),
+        (contrib, "test_gradient_accumulation", [bare | x for x in short]),
+        (contrib, "test_state_shape_dtype_shard_stability", [bare | {"dtype": x} for x in FLOATS]),
+        (contrib, schedules, [bare]),
         # The third wrapper needs a loss, which Optax's test passes only to `sgd`.
-        (CONTRIB, "test_optimizers_accept_extra_args", [x | {"wrap": True} for x in wrapped[:2]]),
-        (CONTRIB, "test_preserve_dtype", [x | y for x in wrapped for y in short]),
-        (CONTRIB, "test_gradient_accumulation", [x | y for x in wrapped for y in short]),
-        (ALIAS, "test_optimization", [{"target": x, "dtype": jnp.float32} for x in theirs]),
-        (SHARDING, "test_init_with_abstract_input", [{}]),
-        (SHARDING, "test_state_sharding_type_init_match_update", [{}]),
-        (SHARDING, "test_state_sharding_type_preserved_with_jit", [{}]),
+        (contrib, "test_optimizers_accept_extra_args", [x | {"wrap": True} for x in wrapped[:2]]),
+        (contrib, "test_preserve_dtype", [x | y for x in wrapped for y in short]),
+        (contrib, "test_gradient_accumulation", [x | y for x in wrapped for y in short]),
+        (alias, "test_optimization", [{"target": x, "dtype": jnp.float32} for x in theirs]),
+        (sharding, "test_init_with_abstract_input", [{}]),
+        (sharding, "test_state_sharding_type_init_match_update", [{}]),
+        (sharding, "test_state_sharding_type_preserved_with_jit", [{}]),
     ]
     # fmt: on
     return [
@@ -122,7 +121,7 @@ def test_passes(case, name, arguments, optimizer, monkeypatch):
     monkeypatch.setattr(optax.contrib, optimizer, OURS[optimizer], raising=False)
     monkeypatch.setattr(alias_test.alias, optimizer, OURS[optimizer], raising=False)
     method, itself = original(case, name), case()
-    if case is SHARDING:
+    if case is sharding_test.ShardingTest:
         # The test compares versions as strings, so 0.10 sorts before 0.7.
         monkeypatch.setattr(jax, "__version__", "0.9")
         method(itself, OURS[optimizer](**RATE))
