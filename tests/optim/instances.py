@@ -21,6 +21,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import Frobenius, L1ToRMS, MaxAbs, RMSToRMS
+from tests.optim.training import drawn
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,20 +48,11 @@ class Instance:
 
     def params(self) -> Any:
         """Draw a random point."""
-        shapes = abstract(self.shapes)
-
-        @jax.jit
-        def draw():
-            ones = jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), shapes)
-            return optim.init_tree(self.geometry, jax.random.key(3), ones)
-
-        return draw()
+        rest = drawn(3, self.shapes)
+        return jax.jit(lambda: optim.init_tree(self.geometry, jax.random.key(3), rest))()
 
     def grads(self, seed: int = 5) -> Any:
-        leaves, treedef = jax.tree.flatten(abstract(self.shapes))
-        keys = jax.random.split(jax.random.key(seed), len(leaves))
-        drawn = [jax.random.normal(key, x.shape) for key, x in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, drawn)
+        return jax.tree.map(jnp.asarray, drawn(seed, self.shapes))
 
     def tx(self) -> optax.GradientTransformationExtraArgs:
         return optax.with_extra_args_support(self.make_tx(**self.hyperparams()))
@@ -76,9 +68,9 @@ def abstract(shapes: Any) -> Any:
 
 # Two leaves of the same kind (solved together) among leaves of other kinds.
 FLAT = {"first": {"kernel": (8, 3), "bias": (8,)}, "second": {"kernel": (8, 3), "bias": (8,)}}
-FLAT_GEOMETRY = optim.by_path({"**/kernel": Euclidean(RMSToRMS()), "*/bias": Euclidean()})
-PAIR = FLAT["first"]
-PAIR_GEOMETRY = {"kernel": Euclidean(RMSToRMS()), "bias": Euclidean()}
+MATRIX = Euclidean(RMSToRMS())
+FLAT_GEOMETRY = optim.by_path({"**/kernel": MATRIX, "*/bias": Euclidean()})
+PAIR, PAIR_GEOMETRY = FLAT["first"], {"kernel": MATRIX, "bias": Euclidean()}
 CURVED = {"a": (6, 3), "b": (6, 3), "vectors": (2, 5), "gain": (4,)}
 # The same solver on every platform: a preset is traced once per platform.
 STIEFEL = Stiefel(solver=ProjectedPolar())
@@ -102,16 +94,19 @@ SET_GEOMETRY = {
     "space": Grassmann(),
     "fixed": Hypersphere(3.0, ndim=2, step_norm=MaxAbs()).stacked(),  # multipliers are carried
 }
-
-
-SMALL = {"a": (6, 3), "b": (6, 3), "gain": (4,)}
+TWO = {"a": (6, 3), "b": (6, 3)}
+SMALL = TWO | {"gain": (4,)}
+RATE = {"learning_rate": 0.1}
+DECAYING = optax.linear_schedule(0.1, 0.0, 10)
+TRACE = optax.trace(0.9, accumulator_dtype=jnp.float32)
+BALLS = {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()}
+BALL_SHAPES = {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)}
+FUSED = Stiefel().with_axes(-2, -1, out_blocks=(4, 1, 2))
 
 
 def small_geometry(path: Any, leaf: Any) -> Any:
     """Choose the manifold by path, as in user code."""
-    del leaf
-    fast = Stiefel(solver=ProjectedPolar()).transposed()
-    return CURVED_GEOMETRY["gain"] if path_string(path) == "gain" else fast
+    return CURVED_GEOMETRY["gain" if path_string(path) == "gain" else "a"]
 
 
 def with_copies(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
@@ -139,8 +134,7 @@ def with_adam(
 
 
 def on_spheres(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
-    base = optax.trace(0.9, accumulator_dtype=jnp.float32)
-    return optim.hyperball(base, learning_rate, geometry, radial=0.5, radius=2.0)
+    return optim.hyperball(TRACE, learning_rate, geometry, radial=0.5, radius=2.0)
 
 
 def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTransformationExtraArgs:
@@ -155,131 +149,60 @@ def with_clipped_heads(learning_rate: Any, geometry: Any) -> optax.GradientTrans
     return optax.GradientTransformationExtraArgs(tx.init, update)
 
 
+# fmt: off
 INSTANCES = {
     "steepest": Instance(optim.scale_by_steepest, CURVED_GEOMETRY, CURVED),
     "steepest-edges": Instance(optim.scale_by_steepest, STIEFEL, EDGES, wrappers=False),
     "steepest-others": Instance(optim.scale_by_steepest, OTHER_GEOMETRY, OTHERS, wrappers=False),
     "budget": Instance(
-        optim.scale_by_budget,
-        FLAT_GEOMETRY,
-        FLAT,
+        optim.scale_by_budget, FLAT_GEOMETRY, FLAT,
         {"budgets": {"first": 0.5, "second": {"kernel": 0.25, "bias": 0}}},
-        scale_free=False,
-        needs_params=False,
-    ),
+        scale_free=False, needs_params=False),
     "retract": Instance(optim.retract, CURVED_GEOMETRY, CURVED, scale_free=False),
     "retract-edges": Instance(optim.retract, STIEFEL, EDGES, scale_free=False, wrappers=False),
     "tangent": Instance(optim.project_tangent, CURVED_GEOMETRY, CURVED, scale_free=False),
     "neurons": Instance(
-        contrib.scale_by_neuron_rms,
-        {"a": STIEFEL.transposed(), "b": Euclidean(RMSToRMS())},
-        {"a": (6, 3), "b": (6, 3)},
-        scale_free=False,
-    ),
+        contrib.scale_by_neuron_rms, {"a": STIEFEL.transposed(), "b": MATRIX}, TWO,
+        scale_free=False),
     "normalize": Instance(
-        optim.normalize,
-        CURVED_GEOMETRY,
-        CURVED,
-        {
-            "base": optax.trace(0.9, accumulator_dtype=jnp.float32),
-            "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0},
-        },
-    ),
+        optim.normalize, CURVED_GEOMETRY, CURVED,
+        {"base": TRACE, "budgets": {"a": 0.5, "b": 2.0, "vectors": 1.0, "gain": 0.0}}),
     "muon": Instance(
-        optim.muon,
-        FLAT_GEOMETRY,
-        FLAT,
-        {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": optim.by_path({"**": 0.5})},
-        still=False,
-    ),
+        optim.muon, FLAT_GEOMETRY, FLAT,
+        RATE | {"weight_decay": 0.1, "budgets": optim.by_path({"**": 0.5})}, still=False),
     "normuon": Instance(
-        contrib.normuon,
-        PAIR_GEOMETRY,
-        PAIR,
-        {"learning_rate": 0.1, "budgets": 0.5},
-        wrappers=False,
-    ),
+        contrib.normuon, PAIR_GEOMETRY, PAIR, RATE | {"budgets": 0.5}, wrappers=False),
     "riemannian_adam": Instance(
-        optim.riemannian_adam,
-        CURVED_GEOMETRY,
-        CURVED,
-        {"learning_rate": 0.01, "b1": 0.8},
-        scale_free=False,
-    ),
+        optim.riemannian_adam, CURVED_GEOMETRY, CURVED, {"learning_rate": 0.01, "b1": 0.8},
+        scale_free=False),
     "riemannian_sgd": Instance(
-        optim.riemannian_sgd,
-        OTHER_GEOMETRY,
-        OTHERS,
-        {
-            "learning_rate": optax.linear_schedule(0.1, 0.0, 10),
-            "momentum": 0.9,
-            "nesterov": True,
-        },
-        scale_free=False,
-        wrappers=False,
-    ),
+        optim.riemannian_sgd, OTHER_GEOMETRY, OTHERS,
+        {"learning_rate": DECAYING, "momentum": 0.9, "nesterov": True},
+        scale_free=False, wrappers=False),
     "manifold_muon": Instance(
-        optim.manifold_muon,
-        small_geometry,
-        SMALL,
-        {"learning_rate": optax.linear_schedule(0.1, 0.0, 10), "momentum": 0.9},
-    ),
-    "manifold_muon-sets": Instance(
-        optim.manifold_muon, SET_GEOMETRY, SETS, {"learning_rate": 0.1}, wrappers=False
-    ),
-    "master copies": Instance(
-        with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, {"learning_rate": 0.1}
-    ),
-    "start": Instance(from_anywhere, small_geometry, SMALL, {"learning_rate": 0.1}, still=False),
-    "8 bits": Instance(with_bits(8), small_geometry, SMALL, {"learning_rate": 0.1}),
-    "4 bits": Instance(
-        with_bits(4),
-        STIEFEL,
-        {"a": (6, 3), "b": (6, 3)},
-        {"learning_rate": 0.1},
-    ),
+        optim.manifold_muon, small_geometry, SMALL, {"learning_rate": DECAYING, "momentum": 0.9}),
+    "manifold_muon-sets": Instance(optim.manifold_muon, SET_GEOMETRY, SETS, RATE, wrappers=False),
+    "master copies": Instance(with_copies, EmbeddingRows(), {"a": (6, 3), "b": (5, 3)}, RATE),
+    "start": Instance(from_anywhere, small_geometry, SMALL, RATE, still=False),
+    "8 bits": Instance(with_bits(8), small_geometry, SMALL, RATE),
+    "4 bits": Instance(with_bits(4), STIEFEL, TWO, RATE),
     "hybrid": Instance(
-        with_adam,
-        {"a": STIEFEL, "b": STIEFEL, "table": None, "gain": None},
-        {"a": (6, 3), "b": (6, 3), "table": (5, 2), "gain": (4,)},
-        {"learning_rate": 0.1, "rest_rate": 0.01},
-        scale_free=False,
-        still=False,
-    ),
-    "hyperball": Instance(
-        on_spheres,
-        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
-        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
-        {"learning_rate": 0.1},
-        scale_free=False,
-    ),
-    "muonh": Instance(
-        optim.muonh,
-        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
-        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
-        {"learning_rate": 0.1},
-    ),
-    "adamh": Instance(
-        optim.adamh,
-        {"w": SPHERE.transposed(), "stack": SPHERE.stacked(), "bias": Euclidean()},
-        {"w": (5, 4), "stack": (2, 3, 2), "bias": (4,)},
-        {"learning_rate": 0.1},
-        scale_free=False,
-    ),
+        with_adam, {"a": STIEFEL, "b": STIEFEL, "table": None, "gain": None},
+        TWO | {"table": (5, 2), "gain": (4,)}, RATE | {"rest_rate": 0.01},
+        scale_free=False, still=False),
+    "hyperball": Instance(on_spheres, BALLS, BALL_SHAPES, RATE, scale_free=False),
+    "muonh": Instance(optim.muonh, BALLS, BALL_SHAPES, RATE),
+    "adamh": Instance(optim.adamh, BALLS, BALL_SHAPES, RATE, scale_free=False),
     "qk clip": Instance(
-        with_clipped_heads,
-        {"q": Euclidean(RMSToRMS()), "o": Euclidean(RMSToRMS())},
-        {"q": (6, 4), "o": (4, 6)},
-        {"learning_rate": 0.1},
-        still=False,
-    ),
+        with_clipped_heads, {"q": MATRIX, "o": MATRIX}, {"q": (6, 4), "o": (4, 6)}, RATE,
+        still=False),
     "parts": Instance(
-        optim.manifold_muon,
-        {
-            "qkv": Stiefel().with_axes(-2, -1, out_blocks=(4, 1, 2)),
-            "o": Euclidean(RMSToRMS()).transposed(),
-        },
-        {"qkv": (4, 7), "o": (4, 4)},
-        {"learning_rate": 0.1},
-    ),
+        optim.manifold_muon, {"qkv": FUSED, "o": MATRIX.transposed()},
+        {"qkv": (4, 7), "o": (4, 4)}, RATE),
+}
+# Its updates have the dtypes of Optax's, not always those that `check_transformation` asks for.
+WITH_OPTAX_MUON = INSTANCES | {
+    "optax_muon": Instance(
+        lambda learning_rate, geometry: optim.optax_muon(learning_rate), None,
+        TWO | {"bias": (4,)}, RATE),
 }

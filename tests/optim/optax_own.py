@@ -26,43 +26,28 @@ with warnings.catch_warnings(action="ignore"):
 LEAF = Euclidean()
 
 
-def ours_muon(learning_rate: optax.ScalarOrSchedule):
-    return optim.muon(learning_rate, LEAF)
-
-
-def ours_manifold_muon(learning_rate: optax.ScalarOrSchedule):
-    return optim.manifold_muon(learning_rate, LEAF)
-
-
-def ours_normed_adam(learning_rate: optax.ScalarOrSchedule):
-    return optim.chain(
-        optim.normalize(optax.scale_by_adam(), LEAF), optax.scale_by_learning_rate(learning_rate)
-    )
-
-
-def ours_duality(learning_rate: optax.ScalarOrSchedule):
-    return optim.manifold_muon(learning_rate, Euclidean(Frobenius(ndim=1)), None)
-
-
-def ours_riemannian_adam(learning_rate: optax.ScalarOrSchedule):
-    return optim.riemannian_adam(learning_rate, LEAF)
-
-
-def ours_riemannian_sgd(learning_rate: optax.ScalarOrSchedule):
-    return optim.riemannian_sgd(learning_rate, LEAF, 0.9)
-
-
-OURS = {
-    make.__name__: make
-    for make in (
-        ours_muon,
-        ours_manifold_muon,
-        ours_normed_adam,
-        ours_duality,
-        ours_riemannian_adam,
-        ours_riemannian_sgd,
-    )
+MAKERS = {
+    "muon": lambda rate: optim.muon(rate, LEAF),
+    "manifold_muon": lambda rate: optim.manifold_muon(rate, LEAF),
+    "normed_adam": lambda rate: optim.chain(
+        optim.normalize(optax.scale_by_adam(), LEAF), optax.scale_by_learning_rate(rate)
+    ),
+    "duality": lambda rate: optim.manifold_muon(rate, Euclidean(Frobenius(ndim=1)), None),
+    "riemannian_adam": lambda rate: optim.riemannian_adam(rate, LEAF),
+    "riemannian_sgd": lambda rate: optim.riemannian_sgd(rate, LEAF, 0.9),
 }
+
+
+def annotated(make: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `make` with the annotation that Optax's tests look for."""
+
+    def optimizer(learning_rate: optax.ScalarOrSchedule):
+        return make(learning_rate)
+
+    return optimizer
+
+
+OURS = {f"ours_{name}": annotated(make) for name, make in MAKERS.items()}
 # Steps of norm `RATE` end within about `RATE` of the optimum; Optax's tolerance is 0.03.
 RATE = {"learning_rate": 3e-3}
 WRAPPERS = {
@@ -83,12 +68,10 @@ def original(case: type, name: str) -> Callable[..., None]:
 
 
 def cases() -> list[Any]:
-    contrib, alias, sharding = (
-        _common_test.ContribTest,
-        alias_test.AliasTest,
-        sharding_test.ShardingTest,
-    )
-    bare = {"wrapper_name": None, "wrapper_kwargs": None}
+    # At module level, pytest would collect these classes.
+    contrib, alias = _common_test.ContribTest, alias_test.AliasTest
+    sharding = sharding_test.ShardingTest
+    bare: dict[str, Any] = {"wrapper_name": None, "wrapper_kwargs": None}
     wrapped = [{"wrapper_name": k, "wrapper_kwargs": v} for k, v in WRAPPERS.items()]
     short = [{"dtype": dtype} for dtype in ("bfloat16", "float32")]
     problems = [
@@ -97,37 +80,32 @@ def cases() -> list[Any]:
         _common_test._setup_matrix_parabola,
         _common_test._setup_mixed_tensor_target,
     ]
-    rows: list[tuple[type, str, dict[str, Any]]] = [
-        (contrib, "test_optimizers_accept_extra_args", {**bare, "wrap": False}),
-        *(
-            (contrib, "test_optimizers", {**bare, "target": x, "dtype": "float32"})
-            for x in problems
-        ),
-        (contrib, "test_optimizers_can_be_wrapped_in_inject_hyperparams", bare),
-        *((contrib, "test_preserve_dtype", {**bare, **x}) for x in short),
-        *((contrib, "test_gradient_accumulation", {**bare, **x}) for x in short),
-        *(
-            (contrib, "test_state_shape_dtype_shard_stability", {**bare, "dtype": x})
-            for x in FLOATS
-        ),
-        (
-            contrib,
-            "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such",
-            bare,
-        ),
+    theirs = [alias_test._setup_parabola, alias_test._setup_rosenbrock]
+    schedules = "test_optimizers_accept_learning_rate_schedule_if_type_annotated_as_such"
+    # fmt: off
+    table: list[tuple[type, str, list[dict[str, Any]]]] = [
+        (contrib, "test_optimizers_accept_extra_args", [bare | {"wrap": False}]),
+        (contrib, "test_optimizers", [bare | {"target": x, "dtype": "float32"} for x in problems]),
+        (contrib, "test_optimizers_can_be_wrapped_in_inject_hyperparams", [bare]),
+        (contrib, "test_preserve_dtype", [bare | x for x in short]),
+        (contrib, "test_gradient_accumulation", [bare | x for x in short]),
+        (contrib, "test_state_shape_dtype_shard_stability", [bare | {"dtype": x} for x in FLOATS]),
+        (contrib, schedules, [bare]),
         # The third wrapper needs a loss, which Optax's test passes only to `sgd`.
-        *((contrib, "test_optimizers_accept_extra_args", {**x, "wrap": True}) for x in wrapped[:2]),
-        *((contrib, "test_preserve_dtype", {**x, **y}) for x in wrapped for y in short),
-        *((contrib, "test_gradient_accumulation", {**x, **y}) for x in wrapped for y in short),
-        *(
-            (alias, "test_optimization", {"target": x, "dtype": jnp.float32})
-            for x in (alias_test._setup_parabola, alias_test._setup_rosenbrock)
-        ),
-        (sharding, "test_init_with_abstract_input", {}),
-        (sharding, "test_state_sharding_type_init_match_update", {}),
-        (sharding, "test_state_sharding_type_preserved_with_jit", {}),
+        (contrib, "test_optimizers_accept_extra_args", [x | {"wrap": True} for x in wrapped[:2]]),
+        (contrib, "test_preserve_dtype", [x | y for x in wrapped for y in short]),
+        (contrib, "test_gradient_accumulation", [x | y for x in wrapped for y in short]),
+        (alias, "test_optimization", [{"target": x, "dtype": jnp.float32} for x in theirs]),
+        (sharding, "test_init_with_abstract_input", [{}]),
+        (sharding, "test_state_sharding_type_init_match_update", [{}]),
+        (sharding, "test_state_sharding_type_preserved_with_jit", [{}]),
     ]
-    return [pytest.param(*row, id=f"{row[1]}-{label(row[2])}") for row in rows]
+    # fmt: on
+    return [
+        pytest.param(case, name, row, id=f"{name}-{label(row)}")
+        for case, name, rows in table
+        for row in rows
+    ]
 
 
 def label(arguments: dict[str, Any]) -> str:

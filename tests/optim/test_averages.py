@@ -12,6 +12,7 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.optim import hyperball, match_norms
+from tests.optim.training import drawn
 
 SHAPES = {"a": (24, 16), "b": (24, 24), "c": (10, 24)}
 MATRIX = Hypersphere(ndim=2)
@@ -22,12 +23,11 @@ def network(params: Any, x: Any) -> Any:
     return params["gain"] * (hidden @ params["c"].T)
 
 
-def drawn(key: Any, gain: float) -> Any:
-    weights = {
-        name: jax.random.normal(k, shape) * np.sqrt(2 / shape[1])
-        for k, (name, shape) in zip(jax.random.split(key, 3), SHAPES.items(), strict=True)
-    }
-    return weights | {"gain": jnp.full((), gain)}
+def weights(key: Any, gain: float) -> Any:
+    """Draw matrices of variance 2 / fan-in."""
+    keys = dict(zip(SHAPES, jax.random.split(key, 3), strict=True))
+    matrices = {k: jax.random.normal(keys[k], s) * np.sqrt(2 / s[1]) for k, s in SHAPES.items()}
+    return matrices | {"gain": jnp.full((), gain)}
 
 
 def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
@@ -37,7 +37,7 @@ def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
     same shape. The learning rate is constant.
     """
     teacher_key, start_key, stream, test = jax.random.split(key, 4)
-    teacher, student = drawn(teacher_key, 2.0), drawn(start_key, 1.0)
+    teacher, student = weights(teacher_key, 2.0), weights(start_key, 1.0)
     entry: Any = Stiefel(solver=ProjectedPolar()) if kind == "Stiefel" else MATRIX
     geometry = dict.fromkeys(SHAPES, entry) | {"gain": None}
     if kind == "Stiefel":
@@ -62,11 +62,8 @@ def losses(kind: str, rate: float, key: Any, steps: int) -> Any:
 
     carry = student, tx.init(student), student
     (params, _, average), _ = jax.lax.scan(step, carry, jax.random.split(stream, steps))
-    if kind == "Stiefel":
-        projected = optim.project_tree(geometry, average)
-    else:
-        projected = match_norms(geometry, average, params)
-    return jnp.stack([loss(p, test, 4096) for p in (params, average, projected)])
+    back = optim.project_tree if kind == "Stiefel" else lambda g, x: match_norms(g, x, params)
+    return jnp.stack([loss(p, test, 4096) for p in (params, average, back(geometry, average))])
 
 
 @pytest.mark.slow
@@ -79,15 +76,7 @@ def test_projected_average_has_lowest_loss(kind, rate):
 
 
 def test_match_norms_changes_only_norms():
-    rng = np.random.default_rng(0)
-    params, other = (
-        {
-            "w": rng.standard_normal((2, 3, 4)).astype(np.float32),
-            "b": np.full(3, i, np.float32),
-            "rest": np.full((), i, np.float32),
-        }
-        for i in (1, 2)
-    )
+    params, other = (drawn(seed, {"w": (2, 3, 4), "b": (3,), "rest": ()}) for seed in (1, 2))
     geometry = {"w": MATRIX.stacked(), "b": Euclidean(), "rest": None}
     found = match_norms(geometry, other, params)
     norms = [np.linalg.norm(x["w"], axis=(1, 2)) for x in (found, params, other)]

@@ -25,13 +25,12 @@ def sound(rate: Any = 1.0, **changes: Any) -> optax.GradientTransformationExtraA
         if params is None and not changes.get("lax"):
             raise ValueError("no parameters")
         given = updates if params is None else params
-        stepped = jax.tree.map(leaf, updates, given)
         number = max(len(jax.tree.leaves(updates)), 1) if changes.get("counts") else 1
-        stepped = jax.tree.map(
-            lambda u, w: (u / number).astype(jnp.float32 if changes.get("wide") else w.dtype),
-            stepped,
-            given,
-        )
+
+        def step(g, w):
+            return (leaf(g, w) / number).astype(jnp.float32 if changes.get("wide") else w.dtype)
+
+        stepped = jax.tree.map(step, updates, given)
         return stepped, changes.get("after", lambda s: jax.tree.map(jnp.asarray, s))(state)
 
     return optax.GradientTransformationExtraArgs(init, update)

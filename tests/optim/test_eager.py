@@ -15,46 +15,28 @@ from manifoldmuon import optim
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import RMSToRMS
 from tests.compiled import COMPILATIONS
-from tests.optim.instances import INSTANCES
+from tests.optim.instances import WITH_OPTAX_MUON
+from tests.optim.training import drawn
 
 SPHERE = Hypersphere(ndim=2)
 
 
 @pytest.mark.slow_except("manifold_muon", "muonh")
-@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("name", WITH_OPTAX_MUON)
 def test_later_eager_updates_compile_nothing(name):
-    """JAX compiles a loop or conditional outside of `jax.jit` in every call."""
-    instance = INSTANCES[name]
-    check_third_update(instance.tx(), instance.params(), [instance.grads(i) for i in range(3)])
+    """JAX compiles a loop or conditional outside of `jax.jit` in every call.
 
-
-def check_third_update(tx, params, grads):
-    """Assert that the third of three updates compiles nothing."""
+    With an extra argument, which wrappers such as `optax.contrib.reduce_on_plateau` pass to all.
+    """
+    instance, value = WITH_OPTAX_MUON[name], jnp.ones(())
+    tx, params, grads = instance.tx(), instance.params(), [instance.grads(i) for i in range(3)]
     state = tx.init(params)
     for grad in grads[:2]:
-        _, state = tx.update(grad, state, params)
+        _, state = tx.update(grad, state, params, value=value)
     before = len(COMPILATIONS)
-    updates, _ = tx.update(grads[2], state, params)
+    updates, _ = tx.update(grads[2], state, params, value=value)
     assert len(COMPILATIONS) == before
-    assert jax.tree.structure(updates) == jax.tree.structure(params)
-
-
-def test_later_eager_updates_of_optax_muon_compile_nothing():
-    params = {"a": jnp.eye(6, 4), "b": jnp.eye(6, 4), "c": jnp.ones(3)}
-    check_third_update(optim.optax_muon(0.1), params, [params] * 3)
-
-
-@pytest.mark.parametrize("name", INSTANCES)
-def test_extra_arguments_are_accepted(name):
-    """Wrappers such as `optax.contrib.reduce_on_plateau` pass a value to all transformations."""
-    instance = INSTANCES[name]
-    tx, params = instance.tx(), instance.params()
-
-    def update(params, grads):
-        return tx.update(grads, tx.init(params), params, value=jnp.ones(()))[0]
-
-    found = jax.eval_shape(update, params, instance.grads())
-    assert jax.tree.map(jnp.shape, found) == jax.tree.map(jnp.shape, params)
+    assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
 
 
 @pytest.mark.parametrize("make", [optim.muonh, optim.adamh])
@@ -84,32 +66,28 @@ def test_rules_may_close_over_traced_values(make, rng):
     np.testing.assert_allclose(found, [entry(x) for x in shares], rtol=1e-5)
 
 
-MAKERS = {
-    "muon": lambda: optim.muon(0.1, Euclidean(RMSToRMS())),
-    "manifold_muon": lambda: optim.manifold_muon(0.1, Stiefel()),
-    "muonh": lambda: optim.muonh(0.1, SPHERE),
-    "adamh": lambda: optim.adamh(0.1, SPHERE),
-    "riemannian_adam": lambda: optim.riemannian_adam(0.1, Stiefel()),
-    "normalize": lambda: optim.normalize(optax.scale_by_adam(), Euclidean(RMSToRMS())),
-    "optax_muon": lambda: optim.optax_muon(0.1),
+FLAT = Euclidean(RMSToRMS())
+OPTIMIZERS: dict[str, Any] = {
+    "muon": optim.muon(0.1, FLAT),
+    "manifold_muon": optim.manifold_muon(0.1, Stiefel()),
+    "muonh": optim.muonh(0.1, SPHERE),
+    "adamh": optim.adamh(0.1, SPHERE),
+    "riemannian_adam": optim.riemannian_adam(0.1, Stiefel()),
+    "normalize": optim.normalize(optax.scale_by_adam(), FLAT),
+    "optax_muon": optim.optax_muon(0.1),
 }
 
 
 @pytest.mark.slow_except("x-Explicit-muonh", "x-Auto-muonh")
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
 @pytest.mark.parametrize("spec", [("x",), (None, "x"), ()], ids=["x", "None, x", "whole"])
 def test_eager_updates_keep_the_sharding_of_equal_weights(name, kind, spec):
     mesh = jax.make_mesh((2,), ("x",), (getattr(AxisType, kind),))
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
-    keys = jax.random.split(jax.random.key(1))
-    alone = {
-        name: Stiefel().random_point(key, (6, 4), jnp.float32)
-        for name, key in zip("ab", keys, strict=True)
-    }
-    params, tx = jax.device_put(alone, sharding), MAKERS[name]()
-    expected: Any = tx.update(alone, tx.init(alone), alone)[0]
-    found: Any = tx.update(params, tx.init(params), params)[0]
+    alone = optim.project_tree(Stiefel(), drawn(1, {"a": (6, 4), "b": (6, 4)}))
+    params, tx = jax.device_put(alone, sharding), OPTIMIZERS[name]
+    expected, found = (tx.update(x, tx.init(x), x)[0] for x in (alone, params))
     for key, x in found.items():
         assert x.sharding.is_equivalent_to(sharding, 2)
         np.testing.assert_allclose(x, expected[key], atol=1e-5)

@@ -8,47 +8,23 @@ import pytest
 
 from manifoldmuon import manifolds, optim
 from manifoldmuon.norms import Frobenius, RMSToRMS
-from tests.optim.training import drawn
+from tests.optim.instances import abstract
+from tests.optim.training import drawn, first_update, train
 
-GEOMETRY = {
-    "tall": manifolds.Stiefel(),
-    "row": manifolds.Stiefel(),
-    "column": manifolds.Stiefel(),
-    "empty": manifolds.Stiefel(),
+GEOMETRY = dict.fromkeys(("tall", "row", "column", "empty"), manifolds.Stiefel()) | {
     "rows": manifolds.EmbeddingRows(),
     "bias": manifolds.Hypersphere(),
     "gain": manifolds.Euclidean(Frobenius(ndim=0)),
 }
-SHAPES = {
-    "tall": (6, 3),
-    "row": (1, 5),
-    "column": (5, 1),
-    "empty": (0, 3),
-    "rows": (4, 3),
-    "bias": (4,),
-    "gain": (),
-}
-PARAMS = optim.init_tree(
-    GEOMETRY,
-    jax.random.key(0),
-    {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in SHAPES.items()},
-)
+SHAPES = {"tall": (6, 3), "row": (1, 5), "column": (5, 1), "empty": (0, 3), "rows": (4, 3)}
+SHAPES |= {"bias": (4,), "gain": ()}
+PARAMS = optim.init_tree(GEOMETRY, jax.random.key(0), abstract(SHAPES))
 TX = optim.manifold_muon(0.1, GEOMETRY)
-
-
-@jax.jit
-def step(grads, state, params):
-    updates, state = TX.update(grads, state, params)
-    return optax.apply_updates(params, updates), state
-
-
-def distances(params) -> dict[str, float]:
-    return {k: float(d) for k, d in optim.monitor_distance(GEOMETRY, params).items()}
 
 
 def test_infinite_gradient_stays_in_its_leaf():
     bad = drawn(1, SHAPES) | {"tall": np.full((6, 3), np.inf, np.float32)}
-    params, _ = step(bad, TX.init(PARAMS), PARAMS)
+    params, _ = train(TX, PARAMS, [bad])
     assert np.isnan(params["tall"]).all()
     assert np.isfinite(params["rows"]).all()
 
@@ -68,9 +44,7 @@ FAR_SHAPES = dict.fromkeys(FAR, (8, 4)) | {"bias": (4,)}
 def two_steps(params):
     tx = optim.start_anywhere(optim.manifold_muon(0.1, FAR, momentum=None))
     for seed in range(2):
-        rng = np.random.default_rng(seed)
-        grads = {k: np.float32(rng.standard_normal(s)) for k, s in FAR_SHAPES.items()}
-        updates, _ = tx.update(grads, tx.init(params), params)
+        updates, _ = tx.update(drawn(seed, FAR_SHAPES), tx.init(params), params)
         params = optax.apply_updates(params, updates)
     return params, optim.monitor_distance(FAR, params)
 
@@ -79,12 +53,11 @@ def two_steps(params):
 @pytest.mark.parametrize("how", [0.1, 1.5, 3.0, 100.0, "gaussian"])
 def test_weights_far_from_manifold_return(how):
     """For weights of full rank; He initialisation is Gaussian."""
-    shapes = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in FAR_SHAPES.items()}
     if how == "gaussian":
-        rng = np.random.default_rng(7)
-        far = {k: np.float32(rng.standard_normal(s) / s[-1] ** 0.5) for k, s in FAR_SHAPES.items()}
+        far = jax.tree.map(lambda x: x / x.shape[-1] ** 0.5, drawn(7, FAR_SHAPES))
     else:
-        far = jax.tree.map(lambda x: how * x, optim.init_tree(FAR, jax.random.key(0), shapes))
+        near = optim.init_tree(FAR, jax.random.key(0), abstract(FAR_SHAPES))
+        far = jax.tree.map(lambda x: how * x, near)
     params, distances = two_steps(far)
     assert max(distances.values()) < 4e-6
     assert all(np.isfinite(x).all() for x in params.values())
@@ -109,7 +82,7 @@ def test_rank_deficient_gradients_give_valid_steps():
     grads = drawn(0, SHAPES)
     grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)
     tx = optim.muon(0.1, manifolds.Euclidean(RMSToRMS()))
-    update = jax.jit(tx.update)(grads["tall"], tx.init(grads["tall"]), grads["tall"])[0]
+    update = first_update(tx, grads["tall"], grads["tall"])
     assert np.linalg.matrix_rank(update, tol=1e-3) == 1
-    params, _ = step(grads, TX.init(PARAMS), PARAMS)
-    assert max(distances(params).values()) < 4e-6
+    params, _ = train(TX, PARAMS, [grads])
+    assert max(optim.monitor_distance(GEOMETRY, params).values()) < 4e-6

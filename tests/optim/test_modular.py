@@ -11,6 +11,7 @@ from manifoldmuon import optim
 from manifoldmuon.modules import Linear, ReLU
 from tests.modules import paper
 from tests.modules.measure import random_like
+from tests.optim.training import first_update
 
 UNEVEN = Linear(2, 3) @ (2 * Linear(3, 3)) ** 2 @ ReLU() @ Linear(3, 4, mass=2.0)
 FROZEN = Linear(2, 3, mass=0.0) @ Linear(3, 3)
@@ -21,7 +22,7 @@ def test_step_without_momentum_is_dual_gradient(net):
     params = net.init(jax.random.key(0))
     grads = random_like(params)
     tx = optim.modular(0.5, net, momentum=None)
-    updates = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])(grads, params)
+    updates = first_update(tx, grads, params)
     wanted = jax.tree.leaves(paper.dualize(net, grads))
     for found, expected in zip(jax.tree.leaves(updates), wanted, strict=True):
         np.testing.assert_allclose(found, -0.5 * expected, atol=2e-6)
@@ -33,7 +34,7 @@ def test_constrained_step_matches_closed_form():
     params = net.init(jax.random.key(0))
     grads = random_like(params)
     tx = optim.modular(0.5, net, momentum=None)
-    updates = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])(grads, params)
+    updates = first_update(tx, grads, params)
     leaves = [jax.tree.leaves(tree) for tree in (updates, params, grads, net.budgets())]
     for found, point, grad, budget in zip(*leaves, strict=True):
         w, g = (np.asarray(x, np.float64) for x in (point, grad))

@@ -47,12 +47,6 @@ class Net(nnx.Module):
         return through(self.stack, self.norm(self.list[0](self.first(x))))
 
 
-def projected_net() -> Net:
-    model = Net(nnx.Rngs(0))
-    nnx.update(model, optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param)))
-    return model
-
-
 X = jax.random.normal(jax.random.key(0), (8, 4))
 
 
@@ -60,25 +54,19 @@ def loss(model):
     return jnp.mean((model(X) - 1) ** 2)
 
 
-def of_kernels(params: Any, kernel: Any, other: Any) -> Any:
-    def chosen(path, _):
-        return kernel if "kernel" in path_string(path) else other
-
-    return jax.tree_util.tree_map_with_path(chosen, params)
+def labels(params: Any) -> Any:
+    return jax.tree.map_with_path(
+        lambda path, _: "muon" if "kernel" in path_string(path) else "adam", params
+    )
 
 
 MUON = optim.manifold_muon(0.1, GEOMETRY, weight_decay=0.1)
+REST = optim.by_path(MATRICES | {"**/bias": None})
+PARTS = optax.partition({"muon": MUON, "adam": optax.adam(0.01)}, labels)
 EVERY_TX = {
     "manifold_muon": MUON,
-    "rest": optim.manifold_muon(
-        0.1, optim.by_path(MATRICES | {"**/bias": None}), rest=optax.adamw(0.01)
-    ),
-    "wrapped": optax.MultiSteps(
-        optax.partition(
-            {"muon": MUON, "adam": optax.adam(0.01)}, lambda p: of_kernels(p, "muon", "adam")
-        ),
-        every_k_schedule=2,
-    ).gradient_transformation(),
+    "rest": optim.manifold_muon(0.1, REST, rest=optax.adamw(0.01)),
+    "wrapped": optax.MultiSteps(PARTS, every_k_schedule=2).gradient_transformation(),
 }
 
 
@@ -87,7 +75,8 @@ EVERY_TX = {
 def test_nnx_optimizer_matches_optax_loop(name):
     """The loop gets the same gradients as nested dictionaries."""
     tx: Any = EVERY_TX[name]
-    model = projected_net()
+    model = Net(nnx.Rngs(0))
+    nnx.update(model, optim.project_tree(GEOMETRY, nnx.state(model, nnx.Param)))
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     params = plain(nnx.state(model, nnx.Param))
 
@@ -117,14 +106,11 @@ def test_radii_are_found_in_boxed_states():
     model.stack.kernel[...] *= jnp.array([1.0, 1.5])[:, None, None]  # only the second layer
     found = optim.monitor_distance(spheres, nnx.state(model, nnx.Param), optimizer.opt_state)
     assert found.keys() == KERNELS
-    chex.assert_trees_all_close(
-        found, {path: 0.5 * (path == "stack/kernel") for path in KERNELS}, atol=1e-6
-    )
+    wanted = {path: 0.5 * (path == "stack/kernel") for path in KERNELS}
+    chex.assert_trees_all_close(found, wanted, atol=1e-6)
     nnx.jit(lambda m, o: o.update(m, nnx.grad(loss)(m)))(model, optimizer)
-    norms = [
-        jnp.linalg.norm(x, axis=(-2, -1))
-        for x in (model.stack.kernel[...], before["stack"]["kernel"])
-    ]
+    kernels = model.stack.kernel[...], before["stack"]["kernel"]
+    norms = [jnp.linalg.norm(x, axis=(-2, -1)) for x in kernels]
     chex.assert_trees_all_close(*norms, rtol=1e-6)
     scalars = optim.monitor_scalars(optimizer.opt_state, spheres, nnx.state(model, nnx.Param))
     assert scalars.keys() == {f"distance/{path}" for path in KERNELS}
@@ -152,8 +138,7 @@ def test_linen_partitioned_parameters_are_unboxed():
     variables = nn.Dense(4, kernel_init=init).init(jax.random.key(0), X)
     geometry = optim.by_path({"**/kernel": KERNEL, "**/bias": Euclidean()})
     assert optim.resolve_geometry(geometry, variables)["params"]["kernel"].value == KERNEL
-    distances = optim.monitor_distance(geometry, variables)
-    assert set(distances) == {"params/kernel", "params/bias"}
+    assert set(optim.monitor_distance(geometry, variables)) == {"params/kernel", "params/bias"}
 
 
 class Heads(eqx.Module):

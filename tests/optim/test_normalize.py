@@ -10,56 +10,45 @@ import pytest
 
 from manifoldmuon import contrib, manifolds, norms, optim
 from manifoldmuon.modules import Embed, Linear, ReLU
-from tests.compiled import ask, point_of
-from tests.optim.training import drawn
+from tests.compiled import point_of
+from tests.modules.measure import random_like
+from tests.optim.training import drawn, first_update
 
-GEOMETRY = {
-    "layers": manifolds.Euclidean(norms.RMSToRMS()).stacked(),
-    "flax": manifolds.Euclidean(norms.RMSToRMS()).transposed(),
-    "hwio": manifolds.Euclidean(norms.ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
-    "oihw": manifolds.Euclidean(norms.Spectral()).with_axes(in_axes=-3, out_axes=-4),
-    "heads": manifolds.Euclidean(norms.Spectral()).with_axes(in_axes=0, out_axes=2),
-    "table": manifolds.Euclidean(norms.L1ToRMS()),
-    "bias": manifolds.Euclidean(),
-    "sign": manifolds.Euclidean(norms.MaxAbs(ndim=1)),
-    "scalar": manifolds.Euclidean(norms.Frobenius(ndim=0)),
-}
-SHAPES = {
-    "layers": (3, 5, 4),
-    "flax": (4, 6),
-    "hwio": (2, 2, 3, 5),
-    "oihw": (4, 3, 2, 2),
-    "heads": (5, 2, 3),
-    "table": (6, 4),
-    "bias": (3,),
-    "sign": (4,),
-    "scalar": (),
-}
-BUDGETS = {name: 0.5 + i for i, name in enumerate(SHAPES)} | {
-    "layers": np.array([0.25, 1.0, 3.0]).reshape(3, 1, 1)
-}
+FLAT, RMS = manifolds.Euclidean(norms.Spectral()), manifolds.Euclidean(norms.RMSToRMS())
 
 
 def top(matrices: np.ndarray) -> np.ndarray:
     return np.linalg.norm(np.asarray(matrices, np.float64), 2, axis=(-2, -1))
 
 
-def by_numpy(name: str, w: np.ndarray) -> np.ndarray:
-    """Compute the norm of each point by definition."""
-    w = np.asarray(w, np.float64)
-    if name == "layers":
-        return np.sqrt(4 / 5) * top(w)
-    if name == "flax":
-        return np.sqrt(4 / 6) * top(w)
-    if name == "hwio":
-        return 4 * np.sqrt(3 / 5) * np.max(top(w))
-    if name == "oihw":
-        return top(np.moveaxis(w, (0, 1), (2, 3)))
-    if name == "heads":
-        return top(np.moveaxis(w, 1, 0))
-    if name == "table":
-        return np.max(np.sqrt(np.mean(w**2, axis=1)))
-    return np.max(np.abs(w)) if name == "sign" else np.sqrt(np.sum(w**2))
+def length(w: np.ndarray) -> np.ndarray:
+    return np.sqrt(np.sum(w**2))
+
+
+# Geometry, shape, and the norm of each point by definition.
+LEAVES: dict[str, tuple[Any, tuple[int, ...], Any]] = {
+    "layers": (RMS.stacked(), (3, 5, 4), lambda w: np.sqrt(4 / 5) * top(w)),
+    "flax": (RMS.transposed(), (4, 6), lambda w: np.sqrt(4 / 6) * top(w)),
+    "hwio": (
+        manifolds.Euclidean(norms.ConvRMSToRMS()).with_axes(in_axes=-2, out_axes=-1),
+        (2, 2, 3, 5),
+        lambda w: 4 * np.sqrt(3 / 5) * np.max(top(w)),
+    ),
+    "oihw": (FLAT.with_axes(-3, -4), (4, 3, 2, 2), lambda w: top(np.moveaxis(w, (0, 1), (2, 3)))),
+    "heads": (FLAT.with_axes(0, 2), (5, 2, 3), lambda w: top(np.moveaxis(w, 1, 0))),
+    "table": (
+        manifolds.Euclidean(norms.L1ToRMS()),
+        (6, 4),
+        lambda w: np.max(np.sqrt(np.mean(w**2, axis=1))),
+    ),
+    "bias": (manifolds.Euclidean(), (3,), length),
+    "sign": (manifolds.Euclidean(norms.MaxAbs(ndim=1)), (4,), lambda w: np.max(np.abs(w))),
+    "scalar": (manifolds.Euclidean(norms.Frobenius(ndim=0)), (), length),
+}
+GEOMETRY, SHAPES, NORMS = ({k: leaf[i] for k, leaf in LEAVES.items()} for i in range(3))
+BUDGETS = {name: 0.5 + i for i, name in enumerate(SHAPES)} | {
+    "layers": np.array([0.25, 1.0, 3.0]).reshape(3, 1, 1)
+}
 
 
 @pytest.mark.slow
@@ -75,12 +64,11 @@ def test_updates_have_norm_equal_to_budget():
 
     updates, plain = both(grads, params)
     for name, found in updates.items():
-        wanted = np.broadcast_to(np.squeeze(BUDGETS[name]), by_numpy(name, found).shape)
-        np.testing.assert_allclose(by_numpy(name, found), wanted, rtol=1e-5)
-        points = np.asarray(found, np.float64).ravel()
+        points = np.asarray(found, np.float64)
+        np.testing.assert_allclose(NORMS[name](points), np.squeeze(BUDGETS[name]), rtol=1e-5)
         if name not in ("layers", "oihw", "heads"):  # a single point: the direction stays
-            cosine = points @ np.asarray(plain[name], np.float64).ravel()
-            cosine /= np.linalg.norm(points) * np.linalg.norm(plain[name])
+            direction = np.asarray(plain[name], np.float64)
+            cosine = np.vdot(points, direction) / (length(points) * length(direction))
             np.testing.assert_allclose(cosine, 1, rtol=1e-6)
 
 
@@ -88,24 +76,17 @@ def test_updates_have_norm_equal_to_budget():
 def test_cold_start_estimates_norm_within_6_percent():
     """Sixteen steps of power iteration from a cold start; two steps would miss a fifth."""
     params = drawn(0, {"w": (64, 64), "v": (64, 64)})
-    geometry = manifolds.Euclidean(norms.Spectral())
     missed = {}
     for cold in (2, 16):
-        tx = optim.normalize(
-            optax.identity(), geometry, iterations=norms.PowerIterations(cold_start_steps=cold)
-        )
-        updates: Any = jax.jit(tx.update)(params, tx.init(params), params)[0]
-        missed[cold] = max(float(top(u)) - 1 for u in updates.values())
+        steps = norms.PowerIterations(cold_start_steps=cold)
+        tx = optim.normalize(optax.identity(), FLAT, iterations=steps)
+        missed[cold] = max(float(top(u)) - 1 for u in first_update(tx, params, params).values())
     assert 0 <= missed[16] < 0.06 < missed[2]
 
 
 def test_singular_vectors_are_warm_started():
     params = drawn(0, {"w": (8, 5)})
-    tx = optim.normalize(
-        optax.identity(),
-        manifolds.Euclidean(norms.Spectral()),
-        iterations=norms.PowerIterations(1, 1),
-    )
+    tx = optim.normalize(optax.identity(), FLAT, iterations=norms.PowerIterations(1, 1))
     state: Any = tx.init(params)
     update: Any = jax.jit(tx.update)
     missed = []
@@ -156,10 +137,8 @@ def test_step_at_boundary_cannot_leave_convex_set():
     wanted = updates * np.array([[1, 1], [0, 1]])[:, None]
     points = np.stack([point, point])
     geometry = ball.stacked()
-    links = optim.normalize(optax.identity(), geometry), contrib.scale_by_neuron_rms(geometry)
-    for link in links:
-        tx: Any = link
-        found = ask(lambda g, w, tx=tx: tx.update(g, tx.init(w), w)[0], np.float32(updates), points)
+    for tx in optim.normalize(optax.identity(), geometry), contrib.scale_by_neuron_rms(geometry):
+        found = first_update(tx, np.float32(updates), points)
         np.testing.assert_array_equal(np.abs(found) > 1e-6, wanted != 0)
 
 
@@ -167,10 +146,9 @@ def test_normed_step_has_module_target_norms():
     """In NumPy, each leaf is divided by its norm and multiplied by the module's budget."""
     module = Linear(3, 8) @ (2 * Linear(8, 8)) ** 2 @ ReLU() @ Linear(8, 4, mass=2.0) @ Embed(4, 5)
     params = module.init(jax.random.key(0))
-    rng = np.random.default_rng(0)
-    grads = jax.tree.map(lambda x: np.float32(rng.standard_normal(x.shape)), params)
+    grads = random_like(params)
     tx = optim.normed(0.5, optax.identity(), module, iterations=norms.PowerIterations(2, 300))
-    updates = jax.jit(lambda g, w: tx.update(g, tx.init(w), w)[0])(grads, params)
+    updates = first_update(tx, grads, params)
     leaves = [jax.tree.leaves(tree) for tree in (updates, grads, module.budgets())]
     for index, (found, grad, budget) in enumerate(zip(*leaves, strict=True)):
         g = np.asarray(grad, np.float64)
@@ -187,7 +165,7 @@ def test_gradient_rounding_errors_do_not_grow():
 
     Such errors come from another order of summation, as in other compiled or sharded programs.
     """
-    geometry = {"free": manifolds.Euclidean(norms.Spectral()), "curved": manifolds.Stiefel()}
+    geometry = {"free": FLAT, "curved": manifolds.Stiefel()}
     tx = optim.normalize(optax.scale_by_adam(), geometry)
     rng = np.random.default_rng(0)
     params = {"free": jnp.zeros((24, 16)), "curved": jnp.eye(16, 12)}

@@ -1,21 +1,24 @@
 """`optim.optax_muon` against `optax.contrib.muon`, which it replaces."""
 
+import contextlib
 import inspect
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from flax import linen, nnx
 
 from manifoldmuon import optim
 from manifoldmuon.linalg import SVD, TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, LaidOut, Layout
 from manifoldmuon.norms import RMSToRMS
 from manifoldmuon.optim import optax_muon
-from tests.optim.training import drawn
+from tests.modules.measure import random_like
+from tests.optim.training import drawn, first_update
 from tests.tolerances import rounding
 
 Dims = optax.contrib.MuonDimensionNumbers
@@ -35,18 +38,15 @@ DIMS = {
 }
 
 
-def matrices(params: Any) -> Any:
-    return jax.tree.map(lambda x: Dims(-2, -1) if x.ndim == 3 else None, params)
-
-
-def large(params: Any) -> Any:
-    return jax.tree.map(lambda x: x.ndim > 2, params)
-
-
 CALLS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "tree": {"muon_weight_dimension_numbers": DIMS, "weight_decay": 0.1, "consistent_rms": 0.2},
-    "callable": {"muon_weight_dimension_numbers": matrices, "adam_learning_rate": 0.01},
+    "callable": {
+        "muon_weight_dimension_numbers": lambda params: jax.tree.map(
+            lambda x: Dims(-2, -1) if x.ndim == 3 else None, params
+        ),
+        "adam_learning_rate": 0.01,
+    },
     "not nesterov": {"nesterov": False, "beta": 0.8, "eps": 1.0, "adam_weight_decay": 0.1},
     "adaptive": {"adaptive": True, "muon_weight_dimension_numbers": DIMS, "adam_b1": 0.5},
     "spectral": {"preconditioning": "spectral", "ns_coeffs": "dion", "adam_b2": 0.9},
@@ -54,7 +54,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "schatten": {
         "preconditioning": "schatten",
         "weight_decay": 0.1,
-        "weight_decay_mask": large,
+        "weight_decay_mask": lambda params: jax.tree.map(lambda x: x.ndim > 2, params),
         "muon_weight_dimension_numbers": DIMS,
     },
     "bfloat16 momentum": {"mu_dtype": jnp.bfloat16},
@@ -74,6 +74,10 @@ def test_ten_updates_match_optax(name):
     close = rounding(10 * 5, 9, condition=3.4445**5, dtype=np.float64)
     params, *batches = (jax.tree.map(np.float64, drawn(i, SHAPES)) for i in range(11))
 
+    def assert_near(found, wanted):
+        scale = float(jnp.max(jnp.abs(wanted)))
+        np.testing.assert_allclose(found, wanted, rtol=0, atol=close * scale)
+
     @jax.jit
     def both(params, state, other, grads):
         updates, state = ours.update(grads, state, params)
@@ -86,13 +90,9 @@ def test_ten_updates_match_optax(name):
         jax.tree.map(np.testing.assert_array_equal, state, other)  # the same tree
         for grads in batches:
             updates, state, wanted, other = both(params, state, other, grads)
-            for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
-                scale = float(jnp.max(jnp.abs(expected)))
-                np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
+            jax.tree.map(assert_near, updates, wanted)
             params = optax.apply_updates(params, updates)
-        for found, expected in zip(*map(jax.tree.leaves, (state, other)), strict=True):
-            scale = float(jnp.max(jnp.abs(expected)))
-            np.testing.assert_allclose(found, expected, rtol=0, atol=close * scale)
+        jax.tree.map(assert_near, state, other)
 
 
 @pytest.mark.parametrize("preconditioning", ["frobenius", "aol"])
@@ -141,66 +141,50 @@ def test_signature_matches_optax():
 FILTERED = {"layer": {"kernel": (6, 9), "act": None, "bias": (9,)}, "act": None, "head": (9, 4)}
 
 
-@pytest.mark.parametrize(
-    "dims",
-    [
-        None,
-        {"layer": {"kernel": Dims(), "act": None, "bias": None}, "act": None, "head": Dims()},
-        {"layer": {"kernel": Dims(), "act": Dims(), "bias": None}, "act": Dims(), "head": None},
-        {"layer": None, "act": None, "head": Dims(1, 0)},
-        lambda params: jax.tree.map(lambda x: Dims() if x.ndim == 2 else None, params),
-    ],
-    ids=["default", "tree", "dims at holes", "prefix", "function"],
-)
-def test_none_parameters_match_optax(dims):
+NUMBERS = {
+    "default": None,
+    "tree": {"layer": {"kernel": Dims(), "act": None, "bias": None}, "act": None, "head": Dims()},
+    "dims at holes": {
+        "layer": {"kernel": Dims(), "act": Dims(), "bias": None}, "act": Dims(), "head": None
+    },
+    "prefix": {"layer": None, "act": None, "head": Dims(1, 0)},
+    "function": lambda params: jax.tree.map(lambda x: Dims() if x.ndim == 2 else None, params),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_none_parameters_match_optax(name):
     """Filtered Equinox modules hold `None` instead of functions."""
     params, grads = drawn(28, FILTERED), drawn(29, FILTERED)
-    results = []
-    for make in (optax_muon, optax.contrib.muon):
-        tx = make(0.1, muon_weight_dimension_numbers=dims)
-        try:
-            results.append(tx.update(grads, tx.init(params), params)[0])
-        except ValueError:
-            results.append(None)
-    ours, theirs = results
-    if theirs is not None:  # Optax rejects some trees in which `None` has two meanings
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), ours, theirs)
-    assert ours is not None
+    numbers = {"muon_weight_dimension_numbers": NUMBERS[name]}
+    ours, theirs = optax_muon(0.1, **numbers), optax.contrib.muon(0.1, **numbers)
+    found, _ = ours.update(grads, ours.init(params), params)
+    # Optax rejects some trees in which `None` has two meanings.
+    with contextlib.suppress(ValueError):
+        wanted, _ = theirs.update(grads, theirs.init(params), params)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), found, wanted)
 
 
-def flax_nnx() -> Any:
-    nnx = pytest.importorskip("flax.nnx")
-    rngs = nnx.Rngs(0)
-    layers = nnx.Embed(7, 4, rngs=rngs), nnx.MultiHeadAttention(2, 4, decode=False, rngs=rngs)
-    return nnx.state(nnx.Dict(embed=layers[0], attention=layers[1]), nnx.Param)
+RNGS, KEY = nnx.Rngs(0), jax.random.key(0)
+NNX = nnx.Dict(embed=nnx.Embed(7, 4, rngs=RNGS), attention=nnx.MultiHeadAttention(2, 4, rngs=RNGS))
+MODELS = {
+    "nnx": nnx.state(NNX, nnx.Param),
+    "linen": linen.Dense(3).init(KEY, jnp.ones((1, 4))),
+    "equinox": eqx.filter(eqx.nn.MLP(4, 3, 5, 1, key=KEY), eqx.is_inexact_array),
+}
 
 
-def flax_linen() -> Any:
-    linen = pytest.importorskip("flax.linen")
-    return linen.Dense(3).init(jax.random.key(0), jnp.ones((1, 4)))
-
-
-def equinox() -> Any:
-    eqx = pytest.importorskip("equinox")
-    model = eqx.nn.MLP(4, 3, 5, 1, key=jax.random.key(0))
-    return eqx.filter(model, eqx.is_inexact_array)
-
-
-@pytest.mark.slow_except("flax_linen")
-@pytest.mark.parametrize("model", [flax_nnx, flax_linen, equinox])
-def test_one_call_trains_whole_models(model):
+@pytest.mark.slow_except("linen")
+@pytest.mark.parametrize("name", MODELS)
+def test_one_call_trains_whole_models(name):
     """Arrays of two axes by Muon, all others by Adam, as in Optax."""
-    params = model()
-    leaves, treedef = jax.tree.flatten(params)
-    rng = np.random.default_rng(30)
-    grads = treedef.unflatten([rng.standard_normal(x.shape).astype(np.float32) for x in leaves])
+    params = MODELS[name]
+    grads, (leaves, treedef) = random_like(params), jax.tree.flatten(params)
     found, wanted = (
-        jax.jit(lambda g, w, tx=make(0.1): tx.update(g, tx.init(w), w)[0])(grads, params)
-        for make in (optax_muon, optax.contrib.muon)
+        first_update(make(0.1), grads, params) for make in (optax_muon, optax.contrib.muon)
     )
     assert jax.tree.structure(found) == treedef
-    triples = zip(leaves, jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True)
-    for leaf, ours, theirs in triples:
+    for leaf, ours, theirs in zip(leaves, *map(jax.tree.leaves, (found, wanted)), strict=True):
         np.testing.assert_allclose(ours, theirs, atol=1e-5)
         if leaf.ndim != 2:  # the first step of Adam with Nesterov's momentum is a sign
             size = 0.1 * (1 + 0.9 * (1 - 0.9) / (1 - 0.9**2))
@@ -211,28 +195,8 @@ def test_method_sets_accuracy_of_directions():
     params = drawn(23, {"w": (6, 9)})
     for method, distance in ((SVD(), 1e-5), (TRAINING_MSIGN, 0.05)):
         tx = optax_muon(1.0, method=method, nesterov=False)
-        updates: Any = tx.update(params, tx.init(params), params)[0]
-        singular = np.linalg.svd(updates["w"], compute_uv=False)
+        singular = np.linalg.svd(first_update(tx, params, params)["w"], compute_uv=False)
         np.testing.assert_allclose(singular, np.sqrt(9 / 6), rtol=distance)
-
-
-@pytest.mark.parametrize(
-    "kind", [AxisType.Auto, pytest.param(AxisType.Explicit, marks=pytest.mark.slow)]
-)
-def test_updates_on_mesh_match_single_device(kind):
-    mesh = jax.make_mesh((8,), ("x",), (kind,))
-    shapes = {"a": (8, 6), "b": (8, 6), "experts": (8, 16, 3)}
-    params, grads = drawn(24, shapes), drawn(25, shapes)
-    tx = optax_muon(0.1, muon_weight_dimension_numbers=Dims(-2, -1))
-    wanted, _ = tx.update(grads, tx.init(params), params)
-    place = NamedSharding(mesh, PartitionSpec("x"))
-    params, grads = jax.device_put((params, grads), place)
-    with jax.set_mesh(mesh):
-        updates, _ = jax.jit(tx.update)(grads, tx.init(params), params)
-    for found, expected in zip(*map(jax.tree.leaves, (updates, wanted)), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-        # With automatic axes the compiler chooses: JAX 0.12 does not shard the smallest.
-        assert kind == AxisType.Auto or found.sharding.is_equivalent_to(place, found.ndim)
 
 
 def test_muon_with_budgets_matches_optax():
@@ -253,6 +217,6 @@ def test_muon_with_budgets_matches_optax():
         ns_steps=40,
         muon_weight_dimension_numbers=dims,
     )
-    found, wanted = (jax.jit(tx.update)(grads, tx.init(params), params)[0] for tx in (ours, theirs))
+    found, wanted = (first_update(tx, grads, params) for tx in (ours, theirs))
     for name in shapes:
         np.testing.assert_allclose(found[name], wanted[name], rtol=1e-3, atol=1e-5)

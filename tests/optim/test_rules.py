@@ -2,9 +2,9 @@
 
 from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -13,9 +13,10 @@ from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
 from manifoldmuon.norms import Spectral
 from manifoldmuon.optim import rules
-from tests.optim.training import train
+from tests.optim.training import drawn, train
 
 SHAPES = {"a": (6, 3), "b": (3, 6), "c": (6, 3)}
+START, KEY = drawn(3, SHAPES), jax.random.key(1)
 
 
 class Seen(NamedTuple):
@@ -26,70 +27,40 @@ def count_visits(manifold, point, update, given):
     return update, {"seen": given["seen"] + 1}
 
 
-def drawn(seed, geometry=None):
-    rng = np.random.default_rng(seed)
-    tree = {k: jnp.asarray(rng.standard_normal(s), jnp.float32) for k, s in SHAPES.items()}
-    return tree if geometry is None else optim.init_tree(geometry, jax.random.key(seed), tree)
+SPHERE, DESCENT = Hypersphere(ndim=2), optax.scale(-0.1)
 
 
 def agree(first, second, start, atol):
-    grads = [drawn(seed) for seed in (11, 12, 13)]
+    grads = [drawn(seed, SHAPES) for seed in (11, 12, 13)]
     found, wanted = (train(tx, start, grads)[0] for tx in (first, second))
-    for name in SHAPES:
-        np.testing.assert_allclose(found[name], wanted[name], atol=atol, err_msg=name)
+    chex.assert_trees_all_close(found, wanted, atol=atol, rtol=1e-7)
 
 
 def test_composed_rules_match_the_chain_of_their_transformations():
-    geometry = Hypersphere(ndim=2)
-    composed = optim.transformation(
-        rules.then(rules.tangent, rules.unit, rules.budget, rules.retraction),
-        geometry,
-        numbers={"budget": -0.1},
-        last=True,
-    )
-    apart = optim.chain(
-        optim.project_tangent(geometry),
-        optim.normalize(optax.identity(), geometry),
-        optax.scale(-0.1),
-        optim.retract(geometry),
-    )
-    agree(composed, apart, drawn(1, geometry), 1e-6)
+    rule = rules.then(rules.tangent, rules.unit, rules.budget, rules.retraction)
+    composed = optim.transformation(rule, SPHERE, numbers={"budget": -0.1}, last=True)
+    unit = optim.normalize(optax.identity(), SPHERE)
+    apart = optim.chain(optim.project_tangent(SPHERE), unit, DESCENT, optim.retract(SPHERE))
+    agree(composed, apart, optim.init_tree(SPHERE, KEY, START), 1e-6)
 
 
 @pytest.mark.slow
 def test_descend_matches_its_chain():
-    geometry = {"a": Stiefel(), "b": Euclidean(Spectral()), "c": Hypersphere(ndim=2)}
-    apart = optim.chain(
-        optim.scale_by_steepest(geometry), optax.scale(-0.1), optim.retract(geometry)
-    )
-    agree(optim.descend(0.1, geometry), apart, drawn(2, geometry), 2e-6)
+    geometry = {"a": Stiefel(), "b": Euclidean(Spectral()), "c": SPHERE}
+    apart = optim.chain(optim.scale_by_steepest(geometry), DESCENT, optim.retract(geometry))
+    agree(optim.descend(0.1, geometry), apart, optim.init_tree(geometry, KEY, START), 2e-6)
 
 
 @pytest.mark.slow_except("1.0")
 @pytest.mark.parametrize("radial", [1.0, 0.25])
 def test_muonh_matches_its_chain_and_keeps_its_state(radial):
-    geometry, flat = Hypersphere(ndim=2), Euclidean(Spectral(TRAINING_MSIGN))
-    base = optax.chain(
-        optax.trace(0.9, True, "float32"), optim.scale_by_steepest(flat, track_gap=False)
-    )
-    schedule, start = optax.linear_schedule(0.1, 0.0, 5), drawn(3)
-    apart = optim.hyperball(base, schedule, geometry, radial=radial, budgets=0.5)
-    whole = optim.muonh(schedule, geometry, 0.9, radial=radial, budgets=0.5)
-    agree(whole, apart, start, 3e-6)
-    assert jax.tree.structure(whole.init(start)) == jax.tree.structure((apart.init(start),))
-
-
-def test_state_of_a_transformation_is_kept_by_path():
-    tx = optim.transformation(
-        count_visits, Hypersphere(), Seen, lambda m, shape: (jnp.zeros(shape[:-1]),)
-    )
-    params = {"w": jnp.eye(3)}
-    state: Any = tx.init(params)
-    for _ in range(2):
-        _, state = tx.update(params, state, params)
-    assert state.seen["w"].tolist() == [2.0, 2.0, 2.0]
-    with pytest.raises(ValueError, match="no entries for .'v'"):
-        tx.update({"v": jnp.eye(3)}, state, {"v": jnp.eye(3)})
+    steepest = optim.scale_by_steepest(Euclidean(Spectral(TRAINING_MSIGN)), track_gap=False)
+    base = optax.chain(optax.trace(0.9, True, "float32"), steepest)
+    schedule = optax.linear_schedule(0.1, 0.0, 5)
+    apart = optim.hyperball(base, schedule, SPHERE, radial=radial, budgets=0.5)
+    whole = optim.muonh(schedule, SPHERE, 0.9, radial=radial, budgets=0.5)
+    agree(whole, apart, START, 3e-6)
+    assert jax.tree.structure(whole.init(START)) == jax.tree.structure((apart.init(START),))
 
 
 def lines(tx, count):
@@ -98,9 +69,7 @@ def lines(tx, count):
     return jax.jit(tx.update).lower(params, state, params).as_text().count("\n")
 
 
-@pytest.mark.parametrize(
-    "tx", [optim.muonh(0.1, Hypersphere(ndim=2)), optim.manifold_muon(0.1, Stiefel())]
-)
+@pytest.mark.parametrize("tx", [optim.muonh(0.1, SPHERE), optim.manifold_muon(0.1, Stiefel())])
 def test_program_grows_slowly_with_depth(tx):
     # Of each matrix the momentum, reshapes, a slice and a difference; the rules once for all. JAX
     # 0.8 writes these in more lines than JAX 0.10.
@@ -139,15 +108,19 @@ class Half(NamedTuple):
     absent: dict[str, jax.Array]
 
 
-def test_rule_with_intermediate_results_needs_no_field_that_init_left_out():
+def test_state_is_kept_by_path_without_fields_that_init_left_out():
     def noted(manifold, point, update, given):
         update, results = count_visits(manifold, point, update, given)
         return update, results | {"note": given["seen"]}
 
     tx = optim.transformation(noted, Hypersphere(), Half, lambda m, s: (jnp.zeros(s[:-1]), None))
-    params = {"w": jnp.eye(3)}
-    state: Any = tx.update(params, tx.init(params), params)[1]
-    assert (state.seen["w"].tolist(), state.absent) == ([1.0, 1.0, 1.0], {})
+    params, other = {"w": jnp.eye(3)}, {"v": jnp.eye(3)}
+    state: Any = tx.init(params)
+    for _ in range(2):
+        _, state = tx.update(params, state, params)
+    assert (state.seen["w"].tolist(), state.absent) == ([2.0, 2.0, 2.0], {})
+    with pytest.raises(ValueError, match="no entries for .'v'"):
+        tx.update(other, state, other)
 
 
 def test_state_and_numbers_that_do_not_fit_are_refused_at_once():

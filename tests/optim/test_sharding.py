@@ -1,10 +1,10 @@
 """Sharded parameters, on meshes of two and eight devices with automatic or explicit axes."""
 
+import contextlib
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -16,7 +16,8 @@ from manifoldmuon.manifolds.solvers import DualAscent, ProjectedPolar
 from manifoldmuon.norms import Frobenius, MaxAbs, RMSToRMS
 from manifoldmuon.testing import check_sharding
 from tests.compiled import COMPILATIONS
-from tests.optim.instances import INSTANCES, Instance
+from tests.optim.instances import WITH_OPTAX_MUON, Instance
+from tests.optim.training import drawn
 
 eight_devices = pytest.mark.slow  # only the exhaustive run has them
 
@@ -27,21 +28,10 @@ MESHES = {
 }
 # Eight devices divide neither the three leaves of equal shape nor the axis of length 5.
 SHAPES = {"m": {"1": (16, 8), "2": (16, 8), "3": (16, 8)}, "stack": (8, 5), "bias": (5,)}
-LAYOUT = {
-    "m": {"1": ("x", None), "2": ("x", None), "3": (None, "x")},
-    "stack": ("x", None),
-    "bias": (None,),
-}
+DIVIDED, COLUMNS, WHOLE = (PartitionSpec(*spec) for spec in (["x"], [None, "x"], []))
+LAYOUT = {"m": {"1": DIVIDED, "2": DIVIDED, "3": COLUMNS}, "stack": DIVIDED, "bias": WHOLE}
 # A solver with a warm start puts dual variables into the state.
 GEOMETRY = {"m": Stiefel(solver=DualAscent(steps=2)), "stack": Hypersphere(), "bias": Euclidean()}
-
-
-def shardings(mesh: jax.sharding.Mesh) -> dict:
-    return jax.tree.map(
-        lambda spec: NamedSharding(mesh, PartitionSpec(*spec)),
-        LAYOUT,
-        is_leaf=lambda node: isinstance(node, tuple),
-    )
 
 
 def first_even_axis(mesh: jax.sharding.Mesh, x: jax.Array) -> NamedSharding:
@@ -52,10 +42,10 @@ def first_even_axis(mesh: jax.sharding.Mesh, x: jax.Array) -> NamedSharding:
 
 @pytest.mark.slow_except("muon-Explicit")
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
-@pytest.mark.parametrize("name", INSTANCES)
+@pytest.mark.parametrize("name", WITH_OPTAX_MUON)
 def test_two_devices_give_the_updates_of_one(name, kind):
     mesh = jax.make_mesh((2,), ("x",), (getattr(AxisType, kind),))
-    instance = INSTANCES[name]
+    instance = WITH_OPTAX_MUON[name]
     params = instance.params()
     placed = jax.tree.map(functools.partial(first_even_axis, mesh), params)
     check_sharding(instance.tx(), params, instance.grads(), placed)
@@ -66,27 +56,8 @@ def test_two_devices_give_the_updates_of_one(name, kind):
 def test_uneven_counts_give_the_updates_of_one_device(mesh):
     arguments = {"learning_rate": 0.1, "weight_decay": 0.1, "budgets": 0.5}
     instance = Instance(optim.manifold_muon, GEOMETRY, SHAPES, arguments)
-    placed = shardings(jax.make_mesh(*MESHES[mesh]))
+    placed = jax.tree.map(functools.partial(NamedSharding, jax.make_mesh(*MESHES[mesh])), LAYOUT)
     check_sharding(instance.tx(), instance.params(), instance.grads(), placed)
-
-
-@eight_devices
-@pytest.mark.parametrize("mesh", ["automatic", "explicit"])
-def test_init_tree_keeps_sharding(mesh):
-    """From abstract arrays with shardings, and inside jit from arrays with another sharding."""
-    spec = NamedSharding(jax.make_mesh(*MESHES[mesh]), PartitionSpec("x", None))
-    shape = jax.ShapeDtypeStruct((16, 4), jnp.float32, sharding=spec)
-    drawn = optim.init_tree(Stiefel(), jax.random.key(0), {"w": shape})["w"]
-    assert drawn.sharding == spec
-    template = {"w": jnp.zeros((16, 4))}
-
-    @functools.partial(jax.jit, out_shardings=spec)
-    def inside(key):
-        return optim.init_tree(Stiefel(), key, template)["w"]
-
-    again = inside(jax.random.key(0))
-    assert again.sharding == spec
-    assert jnp.allclose(jax.device_get(drawn), jax.device_get(again), atol=1e-6)
 
 
 # A leaf of each kind: another layout, stack, blocks, replicated, scalar, empty, and holes.
@@ -111,25 +82,17 @@ MATRICES = ("fused", "replicated")
 
 def mixed(seed: int, mesh: Any = None) -> dict[str, Any]:
     """Draw a tree of random arrays, on a single device or on a mesh."""
-    rng = np.random.default_rng(seed)
-    tree: dict[str, Any] = dict(HOLES)
-    for name, (shape, spec, _) in MIXED.items():
-        x = jnp.asarray(rng.standard_normal(shape), jnp.float32)
-        tree[name] = (
-            x if mesh is None else jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
-        )
-    return tree
-
-
-def certificates(params: Any, grads: Any) -> Any:
-    tx = optim.scale_by_steepest(PLACED)
-    return optim.monitor(tx.update(grads, tx.init(params), params)[1])
+    arrays = drawn(seed, {name: shape for name, (shape, _, _) in MIXED.items()})
+    specs = {name: PartitionSpec(*spec) for name, (_, spec, _) in MIXED.items()}
+    places = mesh and {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    return jax.device_put(arrays, places) | HOLES
 
 
 def matrices(make: Any) -> Any:
     return lambda params, grads: make({name: params[name] for name in MATRICES})
 
 
+STEEPEST = optim.scale_by_steepest(PLACED)
 TREE_FUNCTIONS = {
     "project_tree": lambda params, _: optim.project_tree(PLACED, params),
     "monitor_distance": lambda params, _: optim.monitor_distance(PLACED, params),
@@ -139,7 +102,9 @@ TREE_FUNCTIONS = {
     ),
     "init_tree": lambda params, _: optim.init_tree(PLACED, KEY, params),
     "init_semi_orthogonal": matrices(lambda p: optim.init_semi_orthogonal(Layout(), KEY, p)),
-    "monitor": certificates,
+    "monitor": lambda params, grads: optim.monitor(
+        STEEPEST.update(grads, STEEPEST.init(params), params)[1]
+    ),
     "agd": matrices(lambda p: (tx := optim.agd(Layout())).update(p, tx.init(p), p)[0]),
 }
 
@@ -157,10 +122,7 @@ def test_tree_functions_on_mesh_match_single_device(name, mesh_name, where):
     wanted = jax.tree.leaves(jax.jit(function)(mixed(0), mixed(1)))
     called = function if where == "outside" else jax.jit(function)
     placed = mixed(0, mesh), mixed(1, mesh)
-    if where == "inside, mesh set":
-        with jax.set_mesh(mesh):
-            found = called(*placed)
-    else:
+    with jax.set_mesh(mesh) if where == "inside, mesh set" else contextlib.nullcontext():
         found = called(*placed)
     for got, want in zip(jax.tree.leaves(found), wanted, strict=True):
         np.testing.assert_allclose(jax.device_get(got), want, atol=1e-5)
@@ -172,6 +134,12 @@ def test_tree_functions_on_mesh_match_single_device(name, mesh_name, where):
 @pytest.mark.parametrize("mesh", ["automatic", "explicit"])
 def test_tree_checks_accept_sharded_parameters(mesh):
     placed = mixed(0, jax.make_mesh(*MESHES[mesh]))
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), placed
+    )
+    points = optim.init_tree(PLACED, KEY, shapes)
+    assert jax.tree.map(jax.typeof, points) == jax.tree.map(jax.typeof, placed)
+    assert points["stack"].sharding == placed["stack"].sharding
     assert optim.resolve_geometry(PLACED, placed)["stack"] == Hypersphere()
     assert str(optim.tabulate(PLACED, placed)) == str(optim.tabulate(PLACED, mixed(0)))
     optim.check_chain(optim.riemannian_sgd(0.01, PLACED), PLACED, placed)
@@ -202,9 +170,7 @@ OPTIMIZERS = {
     "muon": optim.muon(0.02, copies_of(Euclidean(RMSToRMS()))),
     "manifold_muon": optim.manifold_muon(0.02, copies_of(Stiefel())),
     "manifold_muon, polar": optim.manifold_muon(0.02, POLAR),
-    "manifold_muon, warm": optim.manifold_muon(
-        0.02, copies_of(Stiefel(solver=DualAscent(steps=2)))
-    ),
+    "manifold_muon, warm": optim.manifold_muon(0.02, WARM),
     "muonh": optim.muonh(0.02, FIXED),
     "adamh": optim.adamh(0.02, FIXED),
     "riemannian_sgd": optim.riemannian_sgd(0.02, POLAR, momentum=0.9),
@@ -237,10 +203,9 @@ def test_steps_keep_sharding_and_compile_once(kind, case, name, capfd):
     tx, names = OPTIMIZERS[name], ("data", "fsdp")[: len(sizes)]
     devices = jax.devices()[: int(np.prod(sizes))]
     mesh = jax.make_mesh(sizes, names, (getattr(AxisType, kind),) * len(sizes), devices=devices)
-    rng, count = np.random.default_rng(0), 1 if lead else 4
-    drawn = [np.linalg.qr(rng.standard_normal((*lead, 16, 8)))[0] for _ in range(count)]
+    weights = drawn(0, {f"w{i}": (*lead, 16, 8) for i in range(1 if lead else 4)})
     place = NamedSharding(mesh, PartitionSpec(*spec))
-    params = {f"w{i}": jax.device_put(np.float32(x), place) for i, x in enumerate(drawn)}
+    params = jax.device_put(jax.tree.map(lambda x: np.linalg.qr(x)[0], weights), place)
     step = jax.jit(lambda *args: tx.update(*args))  # a cache of its own
     with jax.set_mesh(mesh):
         state = tx.init(params)

@@ -1,6 +1,7 @@
 """States are nested dictionaries with the paths of the parameters, whatever holds these."""
 
 import functools
+import types
 from typing import Any
 
 import equinox as eqx
@@ -27,12 +28,7 @@ FUSED = Stiefel().with_axes(-2, -1, out_blocks=(3, 1))
 MUON = optim.manifold_muon(0.1, CARRIED)
 
 
-class Network:
-    def geometry(self):
-        return CARRIED
-
-    def budgets(self):
-        return 1.0
+NETWORK: Any = types.SimpleNamespace(geometry=lambda: CARRIED, budgets=lambda: 1.0)
 
 
 def but_head(path, leaf):
@@ -50,11 +46,11 @@ TRANSFORMATIONS = {
     "hyperball": optim.hyperball(optax.scale_by_adam(), 0.1, SPHERES),
     "keep_norms": optim.keep_norms(SPHERES),
     "manifold_muon": optim.manifold_muon(0.1, but_head, rest=optax.adam(0.1)),
-    "modular": optim.modular(0.1, Network()),
-    "muon": optim.muon(0.1, MATRICES, track_gap=True),
+    "modular": optim.modular(0.1, NETWORK),
+    "muon": optim.muon(0.1, MATRICES, clip=1.0, track_gap=True),
     "muonh": optim.muonh(0.1, SPHERES),
     "normalize": NORMED,
-    "normed": optim.normed(0.1, optax.scale_by_adam(), Network()),
+    "normed": optim.normed(0.1, optax.scale_by_adam(), NETWORK),
     "optax_muon": optim.optax_muon(0.1),
     "project_tangent": optim.project_tangent(CARRIED),
     "retract": optim.retract(CARRIED),
@@ -97,10 +93,8 @@ PARAMETERS = [dictionaries, flax_model, equinox_model]
 
 def test_every_transformation_is_listed():
     public = [getattr(module, name) for module in (optim, contrib) for name in module.__all__]
-    results = {
-        x: getattr(x, "__annotations__", {}).get("return", "") for x in public if callable(x)
-    }
-    names = {x.__name__ for x, result in results.items() if "Transformation" in str(result)}
+    hints = {x.__name__: getattr(x, "__annotations__", {}) for x in public if callable(x)}
+    names = {name for name, hint in hints.items() if "Transformation" in str(hint.get("return"))}
     assert TRANSFORMATIONS.keys() == names
 
 

@@ -17,6 +17,11 @@ def drawn(seed: int, shapes: Any) -> Any:
     )
 
 
+def first_update(tx: Any, grads: Any, params: Any, **arguments: Any) -> Any:
+    """Return the updates of a first step."""
+    return jax.jit(lambda g, w: tx.update(g, tx.init(w), w, **arguments)[0])(grads, params)
+
+
 def train(tx: Any, params: Any, batches: list[Any]) -> tuple[Any, Any]:
     """Return parameters and state after a step for each batch of gradients."""
 
