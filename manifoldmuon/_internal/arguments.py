@@ -21,21 +21,12 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def check_number(
-    name: str,
-    value: Any,
-    *,
-    within: str = "(-inf, inf)",
-    whole: bool = False,
-    others: str = "",
+    name: str, value: Any, *, within: str = "(-inf, inf)", whole: bool = False, others: str = ""
 ) -> None:
     """Raise `ValueError`, naming the argument, unless `value` is a finite number in a range.
 
-    Args:
-      name: the argument's name, for the message.
-      value: the argument. Python and NumPy numbers pass; a bool is not a number.
-      within: the interval of allowed values, such as `"[0, 1)"`.
-      whole: require an integer. A float such as 2.0 is refused.
-      others: allowed alternatives to a number, for the message: `" or None"`.
+    Python and NumPy numbers pass; a bool is not a number. If `whole`, a float such as 2.0 is
+    refused. `others` names the allowed alternatives, for the message: `" or None"`.
     """
     low, high = map(float, within[1:-1].split(","))
     kinds = (int, np.integer) if whole else (int, float, np.integer, np.floating)
@@ -44,18 +35,16 @@ def check_number(
     if not (above and (value < high or (within[-1] == "]" and value == high))):
         kind = "whole" if whole else "finite"
         limit = f" in {within}" if within != "(-inf, inf)" else ""
-        raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}")
+        # Under `optax.inject_hyperparams` numbers become arrays, unless `static_args` names them.
+        hint = "; it is static: give a Python number" if isinstance(value, jax.Array) else ""
+        raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}{hint}")
 
 
 def check_fields(value: Any, **ranges: str) -> None:
     """Raise `ValueError` unless a dataclass holds numbers in their ranges, and bools in its flags.
 
-    In `ranges`, fields annotated as `int` must hold integers. Every field annotated as `bool` must
-    hold a bool. Fields annotated with `| None` may hold None.
-
-    Args:
-      value: an instance of a dataclass.
-      **ranges: by field name, the interval of allowed numbers; see `check_number`.
+    `ranges` has the intervals of `check_number` by field. There, fields annotated as `int` must
+    hold integers. Fields annotated with `| None` may hold None.
     """
     for field in (field for field in dataclasses.fields(value) if field.init):
         held, kind = getattr(value, field.name), str(field.type).removesuffix(" | None")

@@ -17,10 +17,7 @@ def compiler_options(arrays: Any, steps: int) -> dict[str, Any]:
     """Return the options of `jax.jit` for a program that runs a few times.
 
     On CPUs, low effort cuts XLA's compile time to a quarter; the program takes a third longer.
-
-    Args:
-      arrays: a tree of the program's arrays; only shapes matter.
-      steps: number of runs of the program.
+    `arrays` is a tree of the program's arrays, and `steps` the number of its runs.
     """
     numbers = sum(math.prod(x.shape) for x in jax.tree.leaves(arrays))
     if jax.default_backend() != "cpu" or numbers * steps > _MANY:
@@ -34,11 +31,8 @@ def compiler_options(arrays: Any, steps: int) -> dict[str, Any]:
 def compiled(function: Any, like: Any) -> Any:
     """Return a function of a kind of leaf and arrays; outside jit, compiled once for each kind.
 
-    Programs live as long as the function, and so does what it closes over.
-
-    Args:
-      function: takes a hashable value, then arrays.
-      like: arrays; their size decides the effort, and outside of jit whether they are traced.
+    Programs live as long as the function, and so does what it closes over. The function takes a
+    hashable value, then arrays. The size of `like`, a tree of arrays, decides the effort.
     """
     if is_traced(like):
         return _program(function, (), True)

@@ -43,10 +43,8 @@ def check_values(check: Callable[..., None], values: Sequence[jax.Array]) -> Non
     would wait for it in the next collective. TPUs have no such callback: there it warns. Backends
     without callbacks skip the check.
 
-    Args:
-      check: raises an error for wrong values.
-      values: scalars; a vector could be divided over devices. Over a batch axis of `jax.vmap` the
-        largest counts.
+    The values are scalars, since a vector could be divided over devices. Over a batch axis of
+    `jax.vmap` the largest counts.
     """
 
     def warn(*values: Any) -> None:

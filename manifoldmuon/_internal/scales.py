@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import abc
-import math
 
-import jax
-import numpy as np
-
-from manifoldmuon._internal.arguments import shown
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.values import Value
 
 
@@ -26,14 +22,6 @@ def scale_of(scale: float | ScaleRule, shape: tuple[int, ...]) -> float:
 
 
 def check_scale(name: str, scale: float | ScaleRule) -> None:
-    """Raise `ValueError` unless `scale` is a rule or a positive, finite number."""
-    number = isinstance(scale, int | float | np.integer | np.floating)
-    positive = number and not isinstance(scale, bool) and math.isfinite(scale) and scale > 0
-    if not (positive or isinstance(scale, ScaleRule)):
-        hint = (
-            ". It is static: give a Python number, under optax.inject_hyperparams by `static_args`"
-        )
-        raise ValueError(
-            f"{name} must be a positive, finite number or a ScaleRule; got {shown(scale)}"
-            + (hint if isinstance(scale, jax.Array) else "")
-        )
+    """Raise `ValueError` unless `scale` is a rule or a finite, positive number."""
+    if not isinstance(scale, ScaleRule):
+        check_number(name, scale, within="(0, inf)", others=" or a ScaleRule")

@@ -65,23 +65,17 @@ class LipschitzBounds:
     def convert_norm(cls, x: Sizes, *norms: ActivationNorm) -> "LipschitzBounds":
         """Return the bounds of reading the input in other norms; `outputs` has the sizes in these.
 
-        Args:
-          x: the size of the input.
-          *norms: a norm for each array; a single norm if the input is an array.
-
-        Raises:
-          ValueError: the input has another number of arrays, or its norm does not bound the new
-            norm.
+        Give a norm for each array. Raise `ValueError` if the input has another number of arrays, or
+        its norm does not bound the new norm.
         """
         sizes, count = jax.tree.leaves(x), len(norms)
         if len(sizes) != count or (count == 1) != isinstance(x, NormBound):
             wanted = "an array" if count == 1 else f"a tuple of {count} arrays"
             raise ValueError(f"expected {wanted}; got the sizes {x}")
-        pairs = list(zip(sizes, norms, strict=True))
-        factors = [factor_between(size, norm) for size, norm in pairs]
+        factors = list(map(factor_between, sizes, norms))
         converted = tuple(
             size if size.norm == norm else size.within(factor, norm=norm)
-            for (size, norm), factor in zip(pairs, factors, strict=True)
+            for size, norm, factor in zip(sizes, norms, factors, strict=True)
         )
         same = cls.identity(converted[0] if count == 1 else converted)
         return dataclasses.replace(same, slopes=np.diag(np.array(factors, float)))
@@ -122,13 +116,3 @@ def nonnegative_product(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     with np.errstate(over="ignore"):  # overflow gives infinity
         result = np.where(positive > 0, np.maximum(finite[0] @ finite[1], LEAST), 0.0)
     return np.where(positive > bounded, np.inf, result)
-
-
-def side_by_side(branches: Sequence[LipschitzBounds]) -> LipschitzBounds:
-    """Return the bounds of modules that read the same input."""
-    return LipschitzBounds(
-        tuple(branch.outputs for branch in branches),
-        np.concatenate([branch.slopes for branch in branches]),
-        np.concatenate([branch.weights for branch in branches]),
-        tuple(reason for branch in branches for reason in branch.reasons),
-    )

@@ -133,10 +133,6 @@ def propagate(module: modules.Module, weights: Any, x: Sizes) -> LipschitzBounds
       weights: a `WeightRegion` for each weight, in the structure of the parameters; `()` for bonds.
       x: the size of the input, or a tuple of sizes for a tuple of inputs.
 
-    Raises:
-      TypeError: the type has no implementation.
-      ValueError: an input of these sizes does not fit.
-
     Examples:
       >>> class Half(mm.modules.Bond):
       ...     def forward(self, x):
@@ -228,16 +224,12 @@ def bound(
         external = module.weights()
         module, params = module.network(params)
     known = functools.partial(weight_of, radius=float(radius), drift=float(drift))
-    if params is None:
-        weights = module.map_weights(lambda spec: known(spec, None))
-    else:
-        weights = module.map_weights(known, params)
+    weights = module.map_weights(known) if params is None else module.map_weights(known, params)
     if external is not None:  # budgets from declared sensitivities, shared along each path
         weights = jax.tree.map(lambda w, spec: w.with_budget(spec.budget), weights, external)
     bounds = bound_part(module, weights, _declared(input_norm, _input_norm(module)))
-    free = params is None and any(
-        not s.manifold.constrained for s in jax.tree.leaves(module.weights())
-    )
+    spaces = [spec.manifold for spec in jax.tree.leaves(module.weights())]
+    free = params is None and not all(space.constrained for space in spaces)
     return dataclasses.replace(bounds, assumptions=(_NORM_ONE,) if free else ())
 
 
@@ -253,7 +245,7 @@ def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
         return NormBound(1.0, 1.0, norm)
     number = isinstance(bound, int | float | np.integer | np.floating)
     if not number or isinstance(bound, bool) or not bound >= 0:
-        raise ValueError(f"bound(input_norm) must be a number >= 0 or a NormBound; got {bound!r}")
+        raise ValueError(f"bound(input_norm) must be a Python number >= 0 or a NormBound; got {bound!r}")
     return NormBound(float(bound), norm=norm)
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from manifoldmuon import modules
-from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes, side_by_side
+from manifoldmuon.bounds._lipschitz_bounds import LipschitzBounds, Sizes
 from manifoldmuon.bounds._network import bound_part, propagate
 from manifoldmuon.bounds._norm_bounds import L2, RMS, LInf, NormBound, OneHot, times, times_down
 from manifoldmuon.bounds._weights import WeightRegion
@@ -63,10 +63,7 @@ def bound_unembed(atom: modules.Unembed, weights: WeightRegion, x: NormBound) ->
 
 @propagate.register
 def bound_bias(atom: modules.Bias, weights: WeightRegion, x: NormBound) -> LipschitzBounds:
-    """Bound a shift by the bias: infinite in `L2` over several axes.
-
-    The bias is added to every token or pixel, and their number is unknown.
-    """
+    """Bound a shift: infinite in `L2` over several axes, as the number of positions is unknown."""
     read, row = read_length(x, features=atom.features), (1, atom.features)
     size = read.outputs
     root = math.sqrt(atom.features) if size.norm == RMS() else 1.0
@@ -94,7 +91,14 @@ def bound_stack(module: modules.Stack, weights: Any, x: Sizes) -> LipschitzBound
 def bound_concatenate(module: modules.Concatenate, weights: Any, x: Sizes) -> LipschitzBounds:
     pairs = zip(module.parts, weights, strict=True)
     parts = tuple(bound_part(child, inner, x) for child, inner in pairs)
-    return dataclasses.replace(side_by_side([child.transfer for child in parts]), parts=parts)
+    branches = [child.transfer for child in parts]
+    return LipschitzBounds(
+        tuple(branch.outputs for branch in branches),
+        np.concatenate([branch.slopes for branch in branches]),
+        np.concatenate([branch.weights for branch in branches]),
+        tuple(reason for branch in branches for reason in branch.reasons),
+        parts,
+    )
 
 
 @propagate.register
@@ -222,10 +226,7 @@ def bound_merge_heads(bond: modules.MergeHeads, weights: Any, x: NormBound) -> L
 
 @propagate.register
 def bound_average_pool(bond: modules.AveragePool, weights: Any, x: NormBound) -> LipschitzBounds:
-    """Bound the slope by 1.
-
-    This bound is loose for `L2`, by the square root of the number of averaged pixels.
-    """
+    """Bound the slope by 1: loose for `L2`, by the root of the number of averaged pixels."""
     read = read_length(x, axes=3)
     return read.then_of(read.outputs.within(), 1.0)
 

@@ -68,9 +68,6 @@ def matrix_bounds(
       drift: bound all matrices of `Manifold.distance` at most `drift`. Flat space ignores it, and
         norms do not take it.
 
-    Raises:
-      TypeError: the type has no implementation, or its implementation takes no `drift`.
-
     Examples:
       >>> matrix_bounds(mm.manifolds.Stiefel(2.0), (3, 5))
       MatrixBounds(spectral=2.0, row=2.0, least_singular=2.0, least_row=2.0)
@@ -84,19 +81,18 @@ def matrix_bounds(
 @matrix_bounds.register(Stiefel)
 @matrix_bounds.register(Grassmann)
 def bound_frames(space: Any, shape: Shape, drift: float = 0.0) -> MatrixBounds:
-    return _between(1 - drift, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
+    return _between(1 - drift, 1 + drift, space, shape)
 
 
 @matrix_bounds.register(SpectralSphere)
 @matrix_bounds.register(SpectralBall)
 def bound_spectral_ball(space: Any, shape: Shape, drift: float = 0.0) -> MatrixBounds:
-    return _between(0.0, 1 + drift, scale_of(space.scale, shape[-2:]), shape)
+    return _between(0.0, 1 + drift, space, shape)
 
 
 @matrix_bounds.register
 def bound_spectral_band(space: SpectralBand, shape: Shape, drift: float = 0.0) -> MatrixBounds:
-    scale = scale_of(space.scale, shape[-2:])
-    return _between(space.low - drift, space.high + drift, scale, shape)
+    return _between(space.low - drift, space.high + drift, space, shape)
 
 
 @matrix_bounds.register
@@ -147,8 +143,9 @@ def bound_max_abs(norm: MaxAbs, shape: Shape) -> MatrixBounds:
     return bound_frobenius(Frobenius(ndim=0), shape)
 
 
-def _between(least: float, most: float, scale: float, shape: Shape) -> MatrixBounds:
-    """Return bounds from the least and largest singular value, in units of the scale."""
+def _between(least: float, most: float, space: Any, shape: Shape) -> MatrixBounds:
+    """Return bounds from the least and largest singular value, in units of the manifold's scale."""
+    scale = scale_of(space.scale, shape[-2:])
     least, most = scale * max(least, 0.0), scale * most
     return MatrixBounds(most, most, least, least if shape[-2] <= shape[-1] else 0.0)
 
@@ -245,7 +242,7 @@ def _tap_count(shape: Shape, blockwise: bool) -> int:
     return 1 if blockwise else math.prod(shape[:-2])
 
 
-def weight_of(spec: WeightSpec, value: Any, radius: float, drift: float) -> WeightRegion:
+def weight_of(spec: WeightSpec, value: Any = None, *, radius: float, drift: float) -> WeightRegion:
     """Return a weight with this value, or any point of its manifold if `value` is None."""
     if value is None:
         return WeightRegion(spec, None, radius, drift)

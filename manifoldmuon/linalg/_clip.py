@@ -39,11 +39,8 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
     """Return the nearest positive semi-definite matrix, `(S + |S|) / 2`.
 
     Args:
-      x: S, symmetric, float32 or wider; leading axes are independent.
-      method: see `spectral_projector`; eigenvalues below its resolution are halved at worst.
-
-    Returns:
-      Exactly symmetric, in the dtype of x.
+      x: S, see `spectral_projector`, also for the result.
+      method: see there; eigenvalues below its resolution are halved at worst.
 
     Examples:
       >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)
@@ -65,9 +62,6 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
 
     Returns:
       Shape and dtype of `x`; the arithmetic is done in float32 or wider.
-
-    Raises:
-      ValueError: `upper` is not a positive number.
 
     Examples:
       >>> clip_singular_values(jnp.diag(jnp.array([3.0, 0.5])), 1.0).diagonal().round(4)

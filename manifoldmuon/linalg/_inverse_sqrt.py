@@ -44,9 +44,6 @@ def inverse_sqrt(
       default schedule in float64 at least 5e-10. Eigenvalues below the range of the schedule give
       finite values that are too small; a zero matrix gives a large multiple of the identity.
 
-    Raises:
-      TypeError: `schedule` is not a `Schedule`.
-
     Examples:
       >>> inverse_sqrt(4 * jnp.eye(2)).diagonal().round(4)
       Array([0.5, 0.5], dtype=float32)

@@ -45,9 +45,6 @@ def power_iteration(
       `vector`. A zero matrix gives 0, a matrix that is not finite NaN; both leave the vector
       unchanged.
 
-    Raises:
-      ValueError: a number of steps is negative or the vector's shape does not fit.
-
     Examples:
       >>> sigma, vector = power_iteration(jnp.diag(jnp.array([3.0, 1.0])), jnp.zeros(2), 8)
       >>> print(f"{sigma:.3f}")
@@ -79,14 +76,14 @@ def power_iteration(
         first = max(cold_steps - steps, 0)
         cold = jnp.any(lost & jnp.any(x != 0, axis=(-2, -1))[..., None, None])
         run = functools.partial(jax.lax.fori_loop, 0, first, step)
-        return jax.lax.cond(cold, run, _same, measure(v))
+        return jax.lax.cond(cold, run, lambda pair: pair, measure(v))
 
     # A branch, so that only cold starts pay for it.
-    v, x = match_varying_axes(
-        (powers_of_two.to_unit_norm(vector.astype(x.dtype), 1)[..., None, :], x)
-    )
+    v = powers_of_two.to_unit_norm(vector.astype(x.dtype), 1)[..., None, :]
+    v, x = match_varying_axes((v, x))
     pair = measure(v)
-    v, image = jax.lax.cond(jnp.any(jnp.all(pair[1] == 0, axis=-1)), restart, _same, pair)
+    lost = jnp.any(jnp.all(pair[1] == 0, axis=-1))
+    v, image = jax.lax.cond(lost, restart, lambda pair: pair, pair)
     if steps:
         images = jnp.concatenate([_unit(image), start_vector(x.mT)[..., None, :]], axis=-2)
         pair = jnp.concatenate([v, v], axis=-2), images
@@ -105,18 +102,15 @@ def power_iteration(
 def _best_combination(rows, images):
     """Return the unit vector v in the span of two vectors with the longest image `x v`, and `x v`.
 
-    Args:
-      rows: two unit vectors; if they are nearly parallel, the first is returned.
-      images: the images of both vectors.
+    If the two unit vectors are nearly parallel, it is the first.
     """
     (v, w), (image, image_w) = jnp.split(rows, 2, axis=-2), jnp.split(images, 2, axis=-2)
     along = jnp.sum(v * w, axis=-1, keepdims=True)
     rest = w - along * v
     length = arrays.expand_trailing(arrays.frobenius_norm(rest, 1), 1)
     # A shorter rest consists mostly of rounding errors, and so does its image.
-    share = jnp.where(
-        length > jnp.finfo(v.dtype).eps ** (1 / 3), 1 / arrays.nonzero_or_one(length), 0
-    )
+    enough = length > jnp.finfo(v.dtype).eps ** (1 / 3)
+    share = jnp.where(enough, 1 / arrays.nonzero_or_one(length), 0)
     rest, image_rest = share * rest, share * (image_w - along * image)
     size = arrays.nonzero_or_one(jnp.max(jnp.abs(images), axis=(-2, -1), keepdims=True))
     top, bottom = image / size, image_rest / size
@@ -150,20 +144,15 @@ def spectral_norm(x: Matrices) -> Numbers:
     scaled, exponent = powers_of_two.scale_to_unit_exponent(x, 2)
     high = arrays.tall(scaled)
     squares = map_matrices(jnp.linalg.eigvalsh, arrays.product(high.mT, high))
-    return powers_of_two.times_power_of_two(
-        arrays.safe_sqrt(jnp.maximum(squares[..., -1], 0)), exponent
-    )
+    size = arrays.safe_sqrt(jnp.maximum(squares[..., -1], 0))
+    return powers_of_two.times_power_of_two(size, exponent)
 
 
 def nuclear_norm(x: Matrices) -> Numbers:
     """Return the sum of the singular values, by an SVD without vectors: for measuring.
 
     Args:
-      x: matrices in the trailing two axes; leading axes are independent. Any scale
-        at which the norm is a normal number.
-
-    Returns:
-      Float32 or wider, the leading axes' shape; 0 for a zero or empty matrix.
+      x: see `spectral_norm`, also for the result.
 
     Examples:
       >>> round(float(nuclear_norm(jnp.diag(jnp.array([2.0, -3.0])))), 4)
@@ -180,7 +169,3 @@ def _unit(vector):
     """Normalise vectors of normal numbers, with a third of the program of `to_unit_norm`."""
     scaled = vector / arrays.nonzero_or_one(jnp.max(jnp.abs(vector), axis=-1, keepdims=True))
     return scaled / arrays.nonzero_or_one(jnp.linalg.norm(scaled, axis=-1, keepdims=True))
-
-
-def _same(x):
-    return x

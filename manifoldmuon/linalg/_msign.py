@@ -69,10 +69,6 @@ def msign(x: Matrices, method: MsignMethod | None = None) -> Matrices:
     Returns:
       Shape and dtype of `x`; an empty array for an empty `x`.
 
-    Raises:
-      ValueError: `x` has fewer than two axes.
-      TypeError: `x` is not of a floating dtype, or `method` is not a `MsignMethod`.
-
     Examples:
       >>> msign(jnp.diag(jnp.array([2.0, -3.0]))).diagonal().round(4)
       Array([ 1., -1.], dtype=float32)

@@ -43,9 +43,6 @@ class PolarExpress(Schedule):
       contract: divide the last step by its largest value: values end at or below 1 instead of
         around 1.
 
-    Raises:
-      ValueError: a field is out of range.
-
     Examples:
       >>> msign(jnp.eye(4, 3), NewtonSchulz(PolarExpress(lower=1e-3, steps=8))).shape
       (4, 3)
@@ -108,13 +105,13 @@ def _taylor(degree: int) -> Coefficients:
     """Return the flattest odd polynomial at 1: `x` times the expansion of `t^(-1/2)` at 1."""
     total = np.zeros(1)
     for k in range((degree + 1) // 2):
-        power = np.polynomial.polynomial.polypow([1.0, -1.0], k)
-        total = np.polynomial.polynomial.polyadd(total, math.comb(2 * k, k) / 4**k * power)
+        power = polynomial.polypow([1.0, -1.0], k)
+        total = polynomial.polyadd(total, math.comb(2 * k, k) / 4**k * power)
     return tuple(float(c) for c in total)
 
 
 def _value(step: np.ndarray, x: float) -> float:
-    return float(x * np.polynomial.polynomial.polyval(x * x, step))
+    return float(x * polynomial.polyval(x * x, step))
 
 
 def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, float]:
@@ -127,11 +124,6 @@ def minimax_odd(lower: float, upper: float, degree: int) -> tuple[np.ndarray, fl
 
     The polynomial is written as `x q(x^2)` with q in the Chebyshev basis of `[lower^2, upper^2]`:
     the linear systems stay well conditioned for narrow intervals and for tiny `lower`.
-
-    Args:
-      lower: left end, positive.
-      upper: right end, larger than `lower`.
-      degree: odd, 3 or more.
 
     Returns:
       `(coefficients, error)`: coefficients of `x, x^3, ...` in float64, and the largest `|1 - f|`.

@@ -7,10 +7,9 @@ import itertools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 
 from manifoldmuon._internal.matrices import arrays
-from manifoldmuon._internal.matrices.arrays import Matrices, Squares
+from manifoldmuon._internal.matrices.arrays import Squares
 
 
 def factor_products(terms: int) -> int:
@@ -24,11 +23,8 @@ def odd_factor(
 ) -> Squares:
     """Return `p(S) = a I + b S + c S^2 + ...` in few products (Paterson and Stockmeyer 1973).
 
-    Args:
-      gram: S, symmetric.
-      coefficients: two numbers or more, or traced scalars of the dtype of S.
-      multiply: function that multiplies two matrices.
-      square: S^2, if the caller already has it.
+    Give two coefficients or more, as numbers or traced scalars of the dtype of S, and `square`,
+    `S^2`, if it is known.
     """
     block, count = _block_lengths(len(coefficients))
     powers = [arrays.identity_like(gram), gram]
@@ -37,10 +33,8 @@ def odd_factor(
     # The last block has an extra term, S^block itself, which is available anyway.
     pieces = [coefficients[i * block : (i + 1) * block] for i in range(count - 1)]
     pieces.append(coefficients[(count - 1) * block :])
-    sums = [
-        functools.reduce(jnp.add, [c * power for c, power in zip(piece, powers, strict=False)])
-        for piece in pieces
-    ]
+    terms = [[c * s for c, s in zip(piece, powers, strict=False)] for piece in pieces]
+    sums = [functools.reduce(jnp.add, each) for each in terms]
     result = sums[-1]
     for piece in reversed(sums[:-1]):
         result = piece + multiply(powers[block], result)
@@ -58,13 +52,8 @@ def coupled_factor(
 ) -> Squares:
     """Return the product Q of the factors of all steps: `S <- p(S) S p(S)`, `Q <- Q p(S)`.
 
-    For X with `X^T X = S`, `X Q` is the result of the odd polynomials. Q tends to `S^(-1/2)`.
-
-    Args:
-      gram: S, symmetric, its eigenvalues in [0, 1].
-      steps: the coefficients of each step; not empty.
-      multiply: function that multiplies two matrices.
-      square: S^2, if the caller already has it.
+    For X with `X^T X = S`, `X Q` is the result of the odd polynomials. Q tends to `S^(-1/2)`. The
+    eigenvalues of S are in [0, 1]; for `square` see `odd_factor`.
     """
 
     def advance(carry, coefficients):
@@ -80,12 +69,8 @@ def coupled_factor(
 def scan_runs(body, carry, items, dtype):
     """Run `for item in items: carry = body(carry, item)`; compile similar neighbours only once.
 
-    Args:
-      body: maps `(carry, item)` to a carry of the same shapes.
-      carry: the initial carry.
-      items: nested tuples of numbers; neighbours of the same structure share a `lax.scan`,
-        which takes a third of the compile time and costs nothing at run time.
-      dtype: dtype of the numbers inside the scan.
+    Items are nested tuples of numbers, in the scan of this dtype. Neighbours of the same structure
+    share a `lax.scan`, which takes a third of the compile time and costs nothing at run time.
     """
     for _, neighbours in itertools.groupby(items, key=jax.tree.structure):
         run = tuple(neighbours)
@@ -95,16 +80,3 @@ def scan_runs(body, carry, items, dtype):
             stacked = jax.tree.map(lambda *numbers: jnp.array(numbers, dtype), *run)
             carry, _ = jax.lax.scan(lambda c, item: (body(c, item), None), carry, stacked)
     return carry
-
-
-def newton_schulz_step(x: Matrices) -> Matrices:
-    """Remove the rounding errors of a nearly orthogonal x by a classical Newton-Schulz step."""
-    return arrays.product(x, odd_factor(arrays.product(x.mT, x), (1.5, -0.5)))
-
-
-def schatten_bound(power: Squares, exponent: int) -> Float[Array, "*batch 1 1"]:
-    """Return `||S^k||_F^(1/k)` for `power = S^k`, k a power of two: an upper bound on `||S||_2`."""
-    bound = arrays.safe_sqrt(jnp.sum(power**2, axis=(-2, -1), keepdims=True))
-    for _ in range(exponent.bit_length() - 1):
-        bound = arrays.safe_sqrt(bound)
-    return bound

@@ -64,11 +64,6 @@ class FixedSchedule(Schedule):
       tail: the step to repeat after `head`; None: no further steps.
       steps: number of steps; None: the length of `head`.
 
-    Raises:
-      TypeError: `head` is not a tuple.
-      ValueError: a step is not a tuple of two coefficients or more, a coefficient is not a finite
-        number, or the number of steps is below 1 or, without `tail`, exceeds `head`.
-
     Examples:
       >>> newton_schulz = FixedSchedule(((1.5, -0.5),) * 5)
       >>> msign(jnp.eye(2), NewtonSchulz(newton_schulz)).shape

@@ -11,7 +11,7 @@ from manifoldmuon._internal.matrices.arrays import Matrices, product
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon.linalg._newton_schulz import MsignMethod
-from manifoldmuon.linalg._polynomials import newton_schulz_step
+from manifoldmuon.linalg._polynomials import odd_factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,8 +33,8 @@ def _factor(x: Matrices) -> Matrices:
     left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
     floor = jnp.finfo(x.dtype).eps * values[..., :1]
     # Not `>=`, which would keep the singular vectors of a zero matrix.
-    kept = jnp.where((values > floor)[..., None, :], left, 0)
-    return newton_schulz_step(product(kept, right))
+    factor = product(jnp.where((values > floor)[..., None, :], left, 0), right)
+    return product(factor, odd_factor(product(factor.mT, factor), (1.5, -0.5)))
 
 
 @_factor.defjvp

@@ -71,11 +71,6 @@ class Layout(Value):
       in_blocks: the number of equal blocks along the fan-in.
       out_blocks: the number of equal blocks along the fan-out, or the lengths of unequal blocks.
 
-    Raises:
-      ValueError: no axis, a repeated axis, numbers of both signs without `ndim`, an `ndim` that
-        does not reach them, a block count or length below 1, or unequal blocks along several axes
-        or combined with `in_blocks`.
-
     Examples:
       >>> Layout(in_axes=(0, 1, 2), out_axes=3).inner_shape((3, 3, 16, 32))  # HWIO
       (32, 144)
@@ -188,11 +183,7 @@ class Layout(Value):
                 )
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of the rearranged array.
-
-        Raises:
-          ValueError: the blocks are unequal, so that no single array holds them.
-        """
+        """Return the shape of the rearranged array; raise `ValueError` for unequal blocks."""
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         before = len(copies) - len(_axes(self.taps))
         blocks = (n for n in (self._out_blocks, self.in_blocks) if n > 1)

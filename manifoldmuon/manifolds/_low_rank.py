@@ -34,9 +34,6 @@ def low_rank(
       `{"B": Stiefel(FanRatio()), "A": Euclidean(RMSToRMS())}`, for factors of shapes
       `(fan_out, rank)` and `(rank, fan_in)`; exchanged for `zero="B"`.
 
-    Raises:
-      ValueError: the rank does not fit the shape, or `zero` is neither "A" nor "B".
-
     Examples:
       >>> low_rank((64, 32), 4)["B"]
       Stiefel(scale=FanRatio())

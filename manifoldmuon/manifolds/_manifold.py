@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from manifoldmuon._internal.arguments import check_axes, check_dtype, check_kind, check_number
 from manifoldmuon._internal.matrices import arrays
-from manifoldmuon._internal.matrices.arrays import Floats, Matrices
+from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Tall
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, scale_invariant
 from manifoldmuon._internal.scales import ScaleRule, scale_of
@@ -77,7 +77,7 @@ class Manifold(Value, abc.ABC):
             if name in vars(cls):
                 setattr(cls, name, _guarded(vars(cls)[name], name))
         if "random_point" in vars(cls):
-            cls.random_point = _floating(cls.random_point)
+            cls.random_point = _checked(cls.random_point)
 
     @property
     @abc.abstractmethod
@@ -144,7 +144,7 @@ class Manifold(Value, abc.ABC):
 
     @abc.abstractmethod
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Floats:
-        """Return a random point, uniform on the set if a uniform distribution exists."""
+        """Return a random point, uniform on the set if possible; shape and dtype are checked."""
 
     @abc.abstractmethod
     def distance(self, point: Floats) -> Floats:
@@ -205,10 +205,11 @@ class Manifold(Value, abc.ABC):
         return LaidOut(self, Layout(ndim=self.ndim + axes))
 
 
-def _floating(random_point: Callable[..., Any]) -> Callable[..., Any]:
+def _checked(random_point: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(random_point)
     def checked(self: Manifold, key: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         check_dtype(f"{type(self).__name__}.random_point(dtype)", dtype)
+        self.check_shape(shape)
         return random_point(self, key, shape, dtype)
 
     return checked
@@ -300,6 +301,10 @@ class ScaledMatrices(Manifold):
     def _scale(self, point: Matrices) -> float:
         return scale_of(self.scale, point.shape[-2:])
 
+    def _unit(self, point: Matrices) -> Tall:
+        """Return the point, tall and of unit scale."""
+        return arrays.tall(arrays.upcast(point) / self._scale(point))
+
 
 _spectral = functools.lru_cache(Spectral)  # validates each scale once
 
@@ -379,15 +384,11 @@ def require_projection(manifold: Manifold, solver: object) -> None:
         )
 
 
-def with_fields(manifold: AnyManifold, **changes: Any) -> AnyManifold:
-    """Return `dataclasses.replace` of a manifold, typed as that manifold."""
-    return dataclasses.replace(cast(Any, manifold), **changes)
-
-
 def with_fast_norm(manifold: AnyManifold, **changes: Any) -> AnyManifold:
     """Return a manifold with `norm.for_training()` as `step_norm`, and other changes."""
     norm = manifold.norm.for_training()
-    return with_fields(manifold, **changes | ({} if norm == manifold.norm else {"step_norm": norm}))
+    changes |= {} if norm == manifold.norm else {"step_norm": norm}
+    return dataclasses.replace(cast(Any, manifold), **changes)
 
 
 Entry = Manifold | LaidOut

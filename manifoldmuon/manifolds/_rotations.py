@@ -24,11 +24,6 @@ class Rotations(Orthogonal):
     value (Kabsch 1976). Every method that takes or returns a point computes a determinant.
 
     The fields are inherited from `Stiefel`.
-
-    Examples:
-      >>> turned = Rotations().project(jnp.diag(jnp.array([1.0, 1.0, -0.5])))
-      >>> round(float(jnp.linalg.det(turned)), 4)
-      1.0
     """
 
     def project(self, point: arrays.Squares) -> arrays.Squares:
@@ -51,9 +46,7 @@ class Rotations(Orthogonal):
         """Return a uniform (Haar-distributed) rotation."""
         point = super().random_point(key, shape, dtype)
         sign = jnp.where(_is_mirrored(point), -1, 1).astype(point.dtype)
-        return jnp.concatenate(
-            [arrays.expand_trailing(sign, 2) * point[..., :1], point[..., 1:]], axis=-1
-        )
+        return point.at[..., :1].multiply(arrays.expand_trailing(sign, 2))
 
     def distance(self, point: arrays.Squares) -> arrays.Numbers:
         """Return the largest `|sigma_i / scale - 1|`, and at least 2 for a negative determinant."""

@@ -56,9 +56,6 @@ class BoundedSpectrum(ScaledMatrices):
     def _nearest(self, values: Vectors) -> Vectors:
         """Return the nearest allowed singular values, given some in descending order."""
 
-    def _unit(self, point: Matrices) -> Tall:
-        return arrays.tall(arrays.upcast(point) / self._scale(point))
-
 
 class _WithBoundary(BoundedSpectrum):
     """Matrices with `low <= sigma_i / scale <= high`: a closed set with an interior."""
@@ -94,7 +91,6 @@ class _WithBoundary(BoundedSpectrum):
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a point with random singular vectors and values, each uniformly distributed."""
-        self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)
         keys = jax.random.split(key, 3)
@@ -125,11 +121,10 @@ class _WithBoundary(BoundedSpectrum):
             beyond = arrays.product(touching, arrays.product(gram, touching)) / edge**2 - touching
             return sign, touching, arrays.product(touching, _inverse_root(beyond)) / edge
 
-        cones = [cone(-1.0, high, spectral_projector(gram, (high - self.active_tolerance) ** 2))]
+        near = self.active_tolerance
+        cones = [cone(-1.0, high, spectral_projector(gram, (high - near) ** 2))]
         if low > 0:
-            cones.append(
-                cone(1.0, low, spectral_projector(-gram, -((low + self.active_tolerance) ** 2)))
-            )
+            cones.append(cone(1.0, low, spectral_projector(-gram, -((low + near) ** 2))))
 
         def normal(vector: Matrices) -> Matrices:
             inner = arrays.product(unit.mT, arrays.tall(vector))
@@ -176,10 +171,8 @@ class SpectralBall(_WithBoundary):
     high: ClassVar[float] = 1.0
 
     def __post_init__(self):
-        check_scale("SpectralBall.scale", self.scale)
-        arguments.check_step_norm(self, Norm)
-        arguments.check_retraction(self, "matrices of norm at most 1")
         _check_boundary_fields(self)
+        arguments.check_retraction(self, "matrices of norm at most 1")
 
     def for_training(self) -> "SpectralBall":
         # Not for bands, which need a sign that converges; see `Clip.method`.
@@ -205,11 +198,6 @@ class SpectralBand(_WithBoundary):
       retraction: how a step returns to the set: `Clip`, with any method.
       step_norm: see `SpectralBall`.
       active_tolerance: see `SpectralBall`.
-
-    Examples:
-      >>> point = SpectralBand(0.5, 2.0).project(jnp.diag(jnp.array([3.0, 0.1])))
-      >>> [round(float(x), 4) for x in jnp.linalg.svd(point, compute_uv=False)]
-      [2.0, 0.5]
     """
 
     low: float = 0.5
@@ -221,11 +209,9 @@ class SpectralBand(_WithBoundary):
     active_tolerance: float = 1e-3
 
     def __post_init__(self):
-        check_scale("SpectralBand.scale", self.scale)
-        arguments.check_fields(self, low="[0, inf)", high="(0, inf)")
-        arguments.check_step_norm(self, Norm)
-        arguments.check_kind(self, "retraction", Clip)
         _check_boundary_fields(self)
+        arguments.check_fields(self, low="[0, inf)", high="(0, inf)")
+        arguments.check_kind(self, "retraction", Clip)
         if self.low == 0:
             raise ValueError("SpectralBand.low must be positive; without it take SpectralBall")
         if not self.low + 4 * self.active_tolerance < self.high:
@@ -250,6 +236,8 @@ def _inverse_root(excess: Squares) -> Squares:
 
 
 def _check_boundary_fields(manifold: _WithBoundary) -> None:
+    check_scale(f"{type(manifold).__name__}.scale", manifold.scale)
+    arguments.check_step_norm(manifold, Norm)
     arguments.check_kind(manifold, "solver", DouglasRachford, type(None))
     require_projection(manifold, manifold.solver)
     arguments.check_fields(manifold, active_tolerance="(0, 0.1)")

@@ -1,8 +1,4 @@
-"""Matrices of a given spectral norm: the spectral sphere.
-
-Internally points are tall and of unit scale; norms get arrays in the caller's orientation and
-scale.
-"""
+"""Matrices of a given spectral norm: the spectral sphere."""
 
 from __future__ import annotations
 
@@ -27,7 +23,8 @@ from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon.linalg import spectral_norm
 from manifoldmuon.manifolds._manifold import with_fast_norm
 from manifoldmuon.manifolds._spectral_sets import BoundedSpectrum
-from manifoldmuon.manifolds.solvers import LineMultiplier, Normal, Steepest, euclidean_direction
+from manifoldmuon.manifolds._spheres import steepest_across
+from manifoldmuon.manifolds.solvers import LineMultiplier, Steepest
 from manifoldmuon.norms import Norm, Spectral
 
 # Lanczos steps of the retraction: their error takes points off the set.
@@ -72,13 +69,8 @@ class SpectralSphere(BoundedSpectrum):
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit, sine = self._normal(point), pair_uncertainty(self._unit(point), self.lanczos)
-        if self.norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(grad, lambda v: without(unit, v, 2), 2)
-            size = scale_of(self.norm.scale, grad.shape[-2:])
-            result = Steepest(size * direction, (), residual, gap)
-        else:
-            dual = self._dual(dual, grad.shape)
-            result = self.solver.solve(self.norm, Normal.line(unit, 2), grad, dual)
+        dual = self._dual(dual, grad.shape)
+        result = steepest_across(unit, 2, self.norm, self.solver, grad, dual)
         gap = self._with_uncertainty(result, grad, unit, sine)
         normal = self._is_normal(point, grad)
         direction = jnp.where(arrays.expand_trailing(normal, 2), 0, result.direction)
@@ -104,7 +96,6 @@ class SpectralSphere(BoundedSpectrum):
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a Gaussian matrix divided by its norm."""
-        self.check_shape(shape)
         gaussian = jax.random.normal(key, shape, jnp.promote_types(dtype, jnp.float32))
         size = arrays.expand_trailing(spectral_norm(gaussian), 2)
         return (self._scale(gaussian) * gaussian / arrays.nonzero_or_one(size)).astype(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PRNGKeyArray
+from jaxtyping import Array, Bool, PRNGKeyArray
 
 from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
@@ -17,16 +17,17 @@ from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import bounded_step, without_fma
+from manifoldmuon._internal.matrices.spectral import random_signs
+from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
-from manifoldmuon.manifolds._manifold import ScaledMatrices, with_fields
-from manifoldmuon.manifolds._polar_factors import exceeds_distance, nearest_orthonormal
+from manifoldmuon.linalg import SVD, msign
+from manifoldmuon.manifolds._manifold import ScaledMatrices
 from manifoldmuon.manifolds.retractions import Polar, Retraction
 from manifoldmuon.manifolds.solvers import (
     ClosedForm,
     ProjectedPolar,
     Steepest,
     StiefelSolver,
-    euclidean_direction,
     projected_direction,
 )
 from manifoldmuon.norms import Frobenius, Spectral
@@ -59,7 +60,7 @@ class _Orthonormal(ScaledMatrices):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 2)
-        return _like(nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
+        return _like(_nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         tangent = self._tangent_part(self._at(point), arrays.tall(vector))
@@ -77,7 +78,6 @@ class _Orthonormal(ScaledMatrices):
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> Matrices:
         """Return a uniform (Haar-distributed) point."""
-        self.check_shape(shape)
         *batch, m, n = shape
         wide = jnp.promote_types(dtype, jnp.float32)
         gaussian = jax.random.normal(key, (*batch, max(m, n), min(m, n)), wide)
@@ -91,7 +91,7 @@ class _Orthonormal(ScaledMatrices):
         follows `sigma - 1 = l / (1 + sqrt(1 + l))`. For monitoring: it calls an eigenvalue routine.
         """
         # Not `self._unit`: `Rotations` would compute another determinant, for the same values.
-        unit = _Orthonormal._unit(self, point)
+        unit = ScaledMatrices._unit(self, point)
         if 0 in unit.shape:
             return jnp.zeros(unit.shape[:-2], unit.dtype)
         gram = arrays.product(unit.mT, unit)
@@ -113,9 +113,16 @@ class _Orthonormal(ScaledMatrices):
             return unit
         return arrays.product(unit, polish(arrays.product(unit.mT, unit)))
 
+    def _map_tangent_part(self, unit: Tall, grad: Matrices, dual: Any) -> Steepest:
+        """Apply the duality map to the tangent part of the gradient."""
+        direction, gap, residual = projected_direction(
+            arrays.tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
+        )
+        return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
+
     def _match_gradient(self, result: Steepest, unit: Tall, grad: Matrices) -> Steepest:
         """Map a tall answer of unit scale to the gradient's orientation and scale."""
-        off, absurd = exceeds_distance(unit, 0.005, 0.25)
+        off, absurd = _exceeds_distance(unit, 0.005, 0.25)
         direction = jnp.where(arrays.expand_trailing(absurd, 2), jnp.nan, result.direction)
         # The solvers' bounds assume a point on the set.
         result = result._replace(direction=direction, gap=jnp.where(off, 1, result.gap))
@@ -124,10 +131,6 @@ class _Orthonormal(ScaledMatrices):
         if grad.shape[-2:] == (1, 1):  # nothing is tangent: zero is optimal
             result = result._replace(gap=0 * result.gap)
         return result
-
-    def _unit(self, point: Matrices) -> Tall:
-        """Return the point, tall and of unit scale."""
-        return arrays.tall(arrays.upcast(point) / self._scale(point))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +173,9 @@ class Stiefel(_Orthonormal):
             )
 
     def for_training(self) -> "Stiefel":
-        return self if self.norm.is_euclidean else with_fields(self, solver=ProjectedPolar())
+        if self.norm.is_euclidean:
+            return self
+        return dataclasses.replace(self, solver=ProjectedPolar())
 
     def init_dual(self, shape: tuple[int, ...]) -> Any:
         return () if self.norm.is_euclidean else self.solver.init(shape)
@@ -181,12 +186,8 @@ class Stiefel(_Orthonormal):
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
         unit = self._at(point)
         if self.norm.is_euclidean:
-            direction, gap, residual = euclidean_direction(
-                arrays.tall(grad), lambda vector: self._tangent_part(unit, vector), 2
-            )
-            return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
-        dual = self.solver.init(grad.shape) if isinstance(dual, tuple) and not dual else dual
-        unit = arrays.match_orientation(unit, point)
+            return self._map_tangent_part(unit, grad, dual)
+        dual, unit = self._dual(dual, grad.shape), arrays.match_orientation(unit, point)
         # By default accelerators round float32 factors to fewer bits.
         with jax.default_matmul_precision("highest"):
             result = self.solver.solve(_SPECTRAL, unit, grad, dual)
@@ -248,11 +249,7 @@ class Grassmann(_Orthonormal):
         return _without(arrays.product(unit, arrays.product(unit.mT, vector)), vector)
 
     def steepest(self, point: Matrices, grad: Matrices, dual: Any = ()) -> Steepest:
-        unit = self._at(point)
-        direction, gap, residual = projected_direction(
-            arrays.tall(grad), lambda vector: self._tangent_part(unit, vector), self.norm
-        )
-        return self._match_gradient(Steepest(direction, dual, residual, gap), unit, grad)
+        return self._map_tangent_part(self._at(point), grad, dual)
 
 
 def _without(normal: Tall, vector: Tall) -> Tall:
@@ -269,3 +266,67 @@ def _without(normal: Tall, vector: Tall) -> Tall:
 def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
     """Return a tall result of unit scale at `scale`, in the orientation and dtype of `example`."""
     return (scale * arrays.match_orientation(result, example)).astype(example.dtype)
+
+
+def _nearest_orthonormal(x: Matrices) -> Matrices:
+    """Return the orthonormal matrix nearest to a tall `x`.
+
+    Uses singular vectors if `x` is too close to rank-deficient for a single `msign`, and in
+    float64, for which the default schedule is not made.
+    """
+    factor = msign(x, SVD() if x.dtype == jnp.float64 else None)
+    gram = arrays.product(factor.mT, factor)
+    error = jnp.max(jnp.abs(gram - arrays.identity_like(gram)), axis=(-2, -1), keepdims=True)
+    lost = error > 1000 * jnp.finfo(x.dtype).eps
+
+    def decomposed(x):
+        # The compiler for TPUs takes minutes for the singular vectors of a 512 x 512 matrix.
+        polar = jax.lax.platform_dependent(x, tpu=polar_by_products, default=_polar_by_svd)
+        return arrays.product(polar, polish(arrays.product(polar.mT, polar)))
+
+    whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
+    return jnp.where(lost, whole, factor)
+
+
+def _polar_by_svd(x: Matrices) -> Matrices:
+    left, _, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
+    return arrays.product(left, right)
+
+
+def polar_by_products(x: Matrices) -> Matrices:
+    """Return an orthonormal matrix nearest to a tall `x` up to rounding, whatever its rank.
+
+    Every `msign` multiplies small singular values by a thousand or more. Random numbers of the size
+    of rounding fill the null space; smaller numbers may be rounded away.
+    """
+
+    def amplify(i, x):
+        # New numbers in every iteration; constants would be computed by the compiler, in minutes.
+        noise = jax.random.normal(jax.random.fold_in(jax.random.key(0), i), x.shape[-2:], x.dtype)
+        return msign(x + 4 * jnp.finfo(x.dtype).eps * jnp.broadcast_to(noise, x.shape))
+
+    return jax.lax.fori_loop(0, 4, amplify, x)
+
+
+def _exceeds_distance(x: Tall, *distances: float) -> list[Bool[Array, "*batch"]]:
+    """Return whether a matrix is farther than about each distance from orthonormal.
+
+    Computes `E^4 V` for two columns V of fixed random signs, with `E = W^T W - I`, in eight thin
+    products: an estimate from below. For a distance of 0.005, rounding to bfloat16 is below the
+    limit, and a single singular value that is off by d is detected for d above 0.01 or so. A NaN is
+    farther.
+
+    Distances are limits on the largest `|sigma - 1|`; `x` is tall.
+    """
+
+    def deviate(_, rows):
+        # Without a transpose of `x`, which XLA on CPUs would materialise.
+        return rows - arrays.product(arrays.product(x, rows.mT).mT, x)
+
+    signs = random_signs(x.shape[-1], 2, x.dtype).mT
+    rows = jnp.broadcast_to(signs, (*x.shape[:-2], *signs.shape))
+    rows = jax.lax.fori_loop(0, 4, deviate, match_varying_axes(rows, x))
+    # XLA on CPUs compiles the trace of a product faster than a sum of squares.
+    size = arrays.trace(arrays.product(rows, rows.mT)) / max(signs.size, 1)
+    # Not `>`: overflowing squares give infinity minus infinity, a NaN, which must count as far.
+    return [~(size <= (2 * distance) ** 8) for distance in distances]

@@ -37,11 +37,6 @@ class Atom(Module):
     space starts on its default constraint and is trained without it.
 
     Subclasses have the fields `manifold` and `mass` and set `FREE_SPACE` and `CONSTRAINT`.
-
-    Examples:
-      >>> layer = Linear(3, 8, mm.manifolds.Stiefel())
-      >>> layer.mass, layer.init(jax.random.key(0)).shape
-      (1.0, (3, 8))
     """
 
     sensitivity: ClassVar[float] = 1.0

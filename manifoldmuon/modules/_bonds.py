@@ -34,10 +34,6 @@ class ReLU(Bond):
 
     Attributes:
       sensitivity: the declared sensitivity.
-
-    Examples:
-      >>> round((ReLU(ReLU.BALANCED) @ Linear(8, 4)).sensitivity, 4)
-      0.7071
     """
 
     sensitivity: float = 1.0
@@ -59,10 +55,6 @@ class GELU(Bond):
 
     Attributes:
       sensitivity: the declared sensitivity.
-
-    Examples:
-      >>> round(GELU.LIPSCHITZ, 4)
-      1.1289
     """
 
     sensitivity: float = ReLU.BALANCED

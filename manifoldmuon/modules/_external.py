@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import PRNGKeyArray
 
 from manifoldmuon._internal.text import Printed
+from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
 from manifoldmuon.modules._atoms import Atom
 from manifoldmuon.modules._budgets import Sharpness, WeightSpec
@@ -155,16 +156,9 @@ class ExternalModule(Printed):
         Args:
           params: the model's parameters, any tree with the declared paths. Leaves that are not
             arrays of floating-point numbers are ignored.
-
-        Raises:
-          ValueError: a `Param` has no atom, a path is not in `params`, the shape of a weight, in
-            the manifold's layout, differs from the atom's, or `params` has an array that neither a
-            `Param` nor `unused` names.
         """
-        leaves = {
-            jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-            for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]
-        }
+        pairs, _ = jax.tree_util.tree_flatten_with_path(params)
+        leaves = {path_string(path): leaf for path, leaf in pairs}
 
         def weight(spec: WeightSpec, expected: jax.ShapeDtypeStruct) -> Any:
             # Flax NNX boxes each parameter; its array is the child `value`.

@@ -91,10 +91,6 @@ class Module(Printed, abc.ABC):
     def init(self, key: PRNGKeyArray, dtype: Any = jnp.float32) -> Any:
         """Return random parameters on their manifolds.
 
-        Args:
-          key: a JAX random key.
-          dtype: the dtype of all weights.
-
         Returns:
           Nested tuples of arrays: an array for an atom, `()` for a module without weights, a tuple
           over `parts` for several modules. `Stack` and `Tied` keep the structure of their part.
@@ -104,28 +100,18 @@ class Module(Printed, abc.ABC):
     def apply(self, params: Any, x: Any) -> Any:
         """Compute the output, a pure function of the parameters and the input.
 
-        Args:
-          params: as `init` returns them.
-          x: the input: an array or a tuple, with any leading batch axes.
-
-        Raises:
-          ValueError: the input does not fit.
+        The input is an array or a tuple, with any leading batch axes.
         """
 
     @abc.abstractmethod
     def plan(self, budget: np.ndarray) -> Any:
-        """Return a `WeightSpec` for every weight, given a budget for the whole module.
-
-        Args:
-          budget: a number for each copy of the module; shape `()` outside a stack.
-        """
+        """Return a `WeightSpec` for every weight, given a budget for each copy of the module."""
 
     @abc.abstractmethod
     def map_atoms(self, function: Callable[[Any], Any]) -> Any:
         """Return the module with each atom (each module with its own weight) replaced.
 
-        Args:
-          function: maps an atom to a module of the same input, output and sensitivity.
+        The function maps an atom to a module of the same input, output and sensitivity.
         """
 
     def describe(self) -> str:
@@ -137,11 +123,7 @@ class Module(Printed, abc.ABC):
         return self.plan(np.ones(()))
 
     def map_weights(self, function: Callable[..., Any], *trees: Any) -> Any:
-        """Map `function(spec, ...)` over `weights` and trees of the same structure.
-
-        Raises:
-          ValueError: a tree has another structure.
-        """
+        """Map `function(spec, ...)` over `weights` and trees of the same structure."""
         specs, structure = jax.tree.flatten(self.weights())
         for other in trees:
             if (actual := jax.tree.structure(other)) != structure:
@@ -180,19 +162,12 @@ class Module(Printed, abc.ABC):
 
         It is `max_k ||w_k|| / budget_k`, each weight in its manifold's norm, without frozen
         weights.
-
-        Raises:
-          ValueError: the tree has another structure.
         """
         norms = jax.tree.leaves(self.map_weights(_budgets.WeightSpec.relative_norm, weights))
         return jnp.max(jnp.stack([jnp.zeros(()), *norms]))
 
     def tare(self, absolute: float = 1.0) -> Any:
-        """Return the module with this total mass: all masses multiplied by the same factor.
-
-        Raises:
-          ValueError: the mass is negative, or not zero for a module of mass zero.
-        """
+        """Return the module with this total mass: all masses multiplied by the same factor."""
         check_number("tare(absolute)", absolute, within="[0, inf)")
         if self.mass == 0 and absolute != 0:
             raise ValueError(f"no factor brings a mass of 0 to {absolute}; give an atom a mass")
@@ -275,11 +250,7 @@ def _learning(module: Module, leaves: list[_budgets.WeightSpec], whole: float) -
 
 
 def as_module(value: Any) -> Module:
-    """Return a module unchanged, and a (nested) tuple of modules as `Concatenate`.
-
-    Raises:
-      TypeError: the value is neither.
-    """
+    """Return a module unchanged, and a (nested) tuple of modules as `Concatenate`."""
     if isinstance(value, Module):
         return value
     if isinstance(value, tuple) and value:
@@ -363,10 +334,6 @@ class Concatenate(_Several):
 
     Attributes:
       modules: the modules that read the input.
-
-    Examples:
-      >>> (Add() @ (Identity(), Abs())).sensitivity
-      2.0
     """
 
     @property
@@ -397,10 +364,6 @@ class Stack(Module):
     Attributes:
       module: the module to copy.
       copies: number of copies; at least 1.
-
-    Examples:
-      >>> (Linear(8, 8) ** 3).init(jax.random.key(0)).shape
-      (3, 8, 8)
     """
 
     module: Module
@@ -487,12 +450,7 @@ class Bond(Module):
 
 @dataclasses.dataclass(frozen=True)
 class Identity(Bond):
-    """The input, unchanged.
-
-    Examples:
-      >>> Identity() @ Abs()
-      Abs()
-    """
+    """The input, unchanged."""
 
     entry: ClassVar = ("identity",)
 
@@ -524,10 +482,6 @@ class Mul(Bond):
 
     Attributes:
       factor: any finite number; the sensitivity is its magnitude.
-
-    Examples:
-      >>> (0.5 * Identity()).sensitivity
-      0.5
     """
 
     factor: float

@@ -36,10 +36,7 @@ class Tied(Module):
       module: the untied module.
       places: indices of the atoms in the tree of parameters, at least two: integers, or tuples of
         integers for nested atoms. The weight is kept at the first index; the others become `()`.
-
-    Raises:
-      ValueError: fewer than two indices, an index without an atom, or atoms that differ in shape,
-        manifold or number of copies, or are frozen only in part.
+        The atoms agree in shape, manifold and number of copies, and are all frozen or none.
 
     Examples:
       >>> net = Tied(Unembed(65, 16) @ Linear(16, 16) @ Embed(16, 65), (0, 2))
@@ -124,11 +121,7 @@ class Tied(Module):
 
 
 def shared_weight(where: str, specs: list[WeightSpec]) -> WeightSpec:
-    """Return the common `WeightSpec` of a shared weight; `where` is for error messages.
-
-    Raises:
-      ValueError: the specs differ in manifold or copies, or only some are frozen.
-    """
+    """Return the common `WeightSpec` of a shared weight; `where` is for error messages."""
     if len(specs) == 1:
         return specs[0]
     kinds = {(spec.space, spec.ndim, spec.budget.shape) for spec in specs}

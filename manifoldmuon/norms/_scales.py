@@ -18,10 +18,6 @@ class FanRatio(ScaleRule):
 
     Attributes:
       gain: a positive factor.
-
-    Examples:
-      >>> FanRatio().of((8, 2))
-      2.0
     """
 
     gain: float = 1.0
@@ -60,10 +56,6 @@ class RootRank(ScaleRule):
 
     Attributes:
       each: the root-mean-square singular value, a positive number or a rule such as `FanRatio()`.
-
-    Examples:
-      >>> RootRank(FanRatio()).of((16, 4))
-      4.0
     """
 
     each: float | ScaleRule = 1.0

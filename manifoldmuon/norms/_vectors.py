@@ -74,12 +74,7 @@ class MaxAbs(Norm):
     Steepest descent under it is sign descent (Lion and Adam without accumulation).
 
     Attributes:
-      ndim: number of trailing axes of a weight: 2 for matrices (the default), 1 for biases and
-        gains, 0 for scalars.
-
-    Examples:
-      >>> MaxAbs(ndim=1).dualize(jnp.array([0.5, -2.0, 0.0])).tolist()
-      [1.0, -1.0, 0.0]
+      ndim: number of trailing axes of a weight, as in `Frobenius`.
     """
 
     ndim: int = 2
@@ -125,10 +120,9 @@ class MaxRowNorm(Norm):
     Attributes:
       scale: the length of the longest row of a weight of norm 1, a number or a rule for the shape
         of a row.
-      threshold: the relative length below which a row counts as stale. With the default 1e-6 a
-        token that occurs once in a batch still moves if another token occurs a million times, and
-        tokens stop 270 steps after their last gradient at momentum 0.95 (130 at 0.9). The law
-        `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst. 0 disables it.
+      threshold: the relative length below which a row counts as stale; 0 disables it. With the
+        default a token that occurs once in a batch still moves if another occurs a million times.
+        The law `<g, dualize(g)> == dual_norm(g)` holds to `rows * threshold` at worst.
     """
 
     scale: float | ScaleRule = 1.0
@@ -177,10 +171,6 @@ class L1ToRMS(MaxRowNorm):
 
     Attributes:
       threshold: the relative length below which a row counts as stale, as in `MaxRowNorm`.
-
-    Examples:
-      >>> round(float(L1ToRMS().norm(jnp.array([[3.0, 4.0], [1.0, 0.0]]))), 3)
-      3.536
     """
 
     scale: float | ScaleRule = dataclasses.field(default=RootDim(), init=False)

@@ -19,7 +19,7 @@ from manifoldmuon.manifolds import (
     SpectralSphere,
     Stiefel,
 )
-from manifoldmuon.manifolds._polar_factors import polar_by_products
+from manifoldmuon.manifolds._stiefel import polar_by_products
 from manifoldmuon.manifolds.solvers import BarzilaiBorwein, DualAscent, SkewPolar
 from manifoldmuon.norms import FanRatio, Frobenius, RootDim, Spectral
 from tests.compiled import ask, point_of

@@ -43,11 +43,7 @@ def match_orientation(x: Tall, example: Matrices) -> Matrices:
 
 
 def trailing(x: Floats, ndim: int) -> tuple[int, ...]:
-    """Return the trailing `ndim` axes of `x`, as negative numbers.
-
-    Raises:
-      ValueError: `x` has fewer than `ndim` axes.
-    """
+    """Return the trailing `ndim` axes, as negative numbers; raise `ValueError` if `x` has fewer."""
     if x.ndim < ndim:
         raise ValueError(
             f"expected at least {ndim} axes; got the shape {tuple(x.shape)}. Choose a norm or "
@@ -72,21 +68,16 @@ def inner_product(x: Floats, y: Floats, ndim: int = 2) -> Floats:
 
 
 def frobenius_norm(x: Floats, ndim: int = 2) -> Floats:
-    """Return the Euclidean norm over the trailing `ndim` axes.
-
-    Squares must not over- or underflow.
-    """
+    """Return the Euclidean norm over `ndim` trailing axes; squares must not over- or underflow."""
     return safe_sqrt(jnp.sum(x**2, axis=trailing(x, ndim)))
 
 
-def largest(
-    x: Floats, axis: int | tuple[int, ...] | None = None, *, initial: float = 0, keepdims=False
-) -> Floats:
-    """Return `jnp.max`, or NaN if any number is NaN.
+def largest(x: Floats, axis: int | tuple[int, ...] | None = None, *, keepdims=False) -> Floats:
+    """Return the maximum of numbers from 0 on, or NaN if any is NaN.
 
     XLA on CPUs (jaxlib 0.10 to 0.12) drops NaNs from 4096 numbers on, along any axis.
     """
-    value = jnp.max(x, axis=axis, initial=initial, keepdims=keepdims)
+    value = jnp.max(x, axis=axis, initial=0, keepdims=keepdims)
     return jnp.where(jnp.any(jnp.isnan(x), axis=axis, keepdims=keepdims), jnp.nan, value)
 
 
@@ -96,9 +87,6 @@ def safe_sqrt(x: Floats) -> Floats:
 
     The derivative of `jnp.sqrt` is infinite at zero, and becomes NaN (infinity times zero) in
     reverse mode.
-
-    Args:
-      x: nonnegative numbers; negative numbers give NaN.
     """
     return jnp.sqrt(x)
 
@@ -110,10 +98,9 @@ def _safe_sqrt_jvp(primals, tangents):
 
 
 def upcast(x: Floats) -> Floats:
-    """Return `x` in float32, or in its own dtype if wider.
+    """Return `x` in float32, or in its own dtype if wider; see also `check_floating`.
 
-    Raises:
-      TypeError: see `check_floating`. All arrays of the package pass through this function.
+    All arrays of the package pass through this function.
     """
     check_floating(x.dtype)
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -139,17 +126,10 @@ def product(
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
     operands=None,
 ) -> Float[Array, "... m n"]:
-    """Return `left @ right`, summed in float32 or wider.
+    """Return `left @ right` in the wider of float32 and the factors' own dtype.
 
-    Args:
-      left: the left factor.
-      right: the right factor.
-      precision: accelerators round float32 operands to fewer bits unless it is `HIGHEST`.
-      operands: dtype to round both factors to first (`jnp.bfloat16` is the fast path of
-        accelerators), or None for no rounding.
-
-    Returns:
-      The product, in the wider of float32 and the factors' own dtype.
+    Accelerators round float32 factors to fewer bits unless the precision is `HIGHEST`. `operands`
+    is a dtype to round both factors to first, such as `jnp.bfloat16`, or None.
     """
     out = jnp.promote_types(jnp.promote_types(left.dtype, right.dtype), jnp.float32)
     if operands is not None:
@@ -192,11 +172,8 @@ def right_multiply(
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Matrices:
     """Return `X S`, or `S^T X` for wide matrices, which stand for their transposes."""
-    return (
-        product(weights.mT, x, precision)
-        if x.shape[-2] < x.shape[-1]
-        else product(x, weights, precision)
-    )
+    wide = x.shape[-2] < x.shape[-1]
+    return product(weights.mT, x, precision) if wide else product(x, weights, precision)
 
 
 def check_precision(name: str, precision: object) -> None:

@@ -23,14 +23,10 @@ _Result = TypeVar("_Result")
 def map_matrices(
     function: Callable[[jax.Array], _Result], x: Inexact[Array, "*batch m n"]
 ) -> _Result:
-    """Apply a function that runs a LAPACK routine; on CPUs, to each matrix in turn.
+    """Return `function(x)` for a function that runs a LAPACK routine; on CPUs, matrix by matrix.
 
-    Args:
-      function: takes `(*batch, m, n)` and returns arrays with the same leading axes.
-      x: matrices in the trailing two axes; leading axes are independent.
-
-    Returns:
-      `function(x)`. A batch axis from an outer `jax.vmap` is not split, and can still deadlock.
+    Its results have the leading axes of `x`. A batch axis from an outer `jax.vmap` is not split,
+    and can still deadlock.
     """
 
     def mapped(x):

@@ -20,14 +20,8 @@ def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matric
     in the eigenbasis of H, but JAX differentiates them as linear equations, without derivatives of
     eigenvectors: higher derivatives are right as well.
 
-    Args:
-      x: tall or square matrices.
-      factor: Q, the polar factor of x.
-      tangent: E.
-
-    Returns:
-      The derivative, in the shape of x. If H is singular up to rounding, its pseudo-inverse is
-      used: infinite terms become zero.
+    Matrices are tall or square, `factor` is Q and `tangent` E. If H is singular up to rounding, its
+    pseudo-inverse is used: infinite terms become zero.
     """
     h = sym(product(factor.mT, x))
     basis = _eigenbasis(h, x.shape[-2])
@@ -46,10 +40,8 @@ def polar_derivative(x: Matrices, factor: Matrices, tangent: Matrices) -> Matric
 def solve_lyapunov(h: Squares, right: Squares) -> Squares:
     """Solve `H A + A H = B` for A, as a linear equation in JAX: derivatives of any order work.
 
-    Args:
-      h: H, symmetric, positive semi-definite, float32 or wider. If a sum of two eigenvalues is zero
-        up to rounding, the pseudo-inverse is used.
-      right: B, symmetric or skew.
+    H is symmetric and positive semi-definite, B symmetric or skew. If a sum of two eigenvalues is
+    zero up to rounding, the pseudo-inverse is used.
     """
     return _solve_sum(h, right, _eigenbasis(h, h.shape[-1]))
 
@@ -96,12 +88,7 @@ _in_three_passes = functools.partial(product, precision=jax.lax.Precision.HIGH)
 
 
 def largest_row_sum(x: Squares) -> Float[Array, "*batch 1 1"]:
-    """Return the largest absolute row sum, a bound on the spectral norm of a symmetric matrix.
-
-    Args:
-      x: symmetric matrices in the trailing two axes; leading axes are independent. The result has
-        two trailing axes of length 1.
-    """
+    """Return the largest absolute row sum, a bound on the spectral norm of a symmetric matrix."""
     sums = jnp.sum(jnp.abs(x), axis=-2)  # columns, which take less time to compile on CPUs
     return jnp.max(sums, axis=-1, initial=0 if not sums.size else None)[..., None, None]
 
@@ -116,9 +103,7 @@ def inverse_sqrt_minus_one(excess: Squares, max_iterations: int) -> Squares:
     out of the rounding errors: near the identity the result is three times as accurate. A small E
     takes a single product. The derivative, in either mode, is exact.
 
-    Args:
-      excess: E, symmetric, float32 or wider, its eigenvalues between -1 and 4/3.
-      max_iterations: limit of the iterations; an eigenvalue of -1 takes them all.
+    E is symmetric, its eigenvalues between -1, which takes all iterations, and 4/3.
     """
     # The Taylor polynomial misses 5/16 E^3: 4e-8, or 1e-16 in float64.
     near = 5e-3 if excess.dtype == jnp.float32 else 7e-6

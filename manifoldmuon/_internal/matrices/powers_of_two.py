@@ -15,7 +15,6 @@ from manifoldmuon._internal.meshes.mesh import match_varying_axes
 
 _LIFT = 100  # power of two that makes denormal numbers normal
 
-
 # For each dtype: integers of the same size, position of the exponent bits, bias of the exponent.
 _LAYOUTS = {
     jnp.dtype(jnp.float32): (np.int32, 23, 127),
@@ -28,24 +27,17 @@ _LAYOUTS = {
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def scale_to_unit_exponent(x: Floats, ndim: int) -> tuple[Floats, Int[Array, "..."]]:
-    """Divide each block by the largest power of two up to its largest magnitude.
+    """Divide each block of `ndim` axes by the largest power of two up to its largest magnitude.
 
     Multiplying by a power of two is exact, so a function that is invariant to positive scale
     gives the same bits for `x` and for `2**k * x`. Denormal entries are read exactly, also on
     backends that flush them to zero.
-
-    Args:
-      x: blocks in the trailing `ndim` axes; leading axes are independent.
-      ndim: number of trailing axes of a block.
 
     Returns:
       `(scaled, exponent)` with `x == scaled * 2**exponent`: `scaled` in float32 or wider, its
       largest magnitude in [1, 2); `exponent` with the leading axes' shape. A zero block stays
       zero; a block with a NaN or an infinity becomes NaN throughout, with exponent 0. The
       derivative treats the power of two as a constant.
-
-    Raises:
-      ValueError: `x` has fewer than `ndim` axes.
     """
     y = arrays.upcast(x)
     integer, mantissa, bias = _LAYOUTS[y.dtype]

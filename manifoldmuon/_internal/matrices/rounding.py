@@ -28,11 +28,8 @@ def noise_share(*dtypes: Any) -> float:
     """Return the largest tangent share of a gradient that counts as rounding of a normal gradient.
 
     Eight roundings of the arithmetic, which is float32 or wider, or one rounding of the gradient to
-    a shorter dtype. The dtype of a *point* decides: a float32 average of bfloat16 gradients keeps
-    their noise.
-
-    Args:
-      *dtypes: of the point, and of the gradient if that is to count; the coarsest decides.
+    the coarsest dtype. Give the dtype of the *point* in any case: a float32 average of bfloat16
+    gradients keeps their noise.
     """
     eps = max(float(jnp.finfo(dtype).eps) for dtype in dtypes)
     return max(8 * min(eps, float(jnp.finfo(jnp.float32).eps)), eps / 2)

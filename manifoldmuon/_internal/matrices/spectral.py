@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.matrices import arrays
-from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Vectors
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares, Tall, Vectors
 from manifoldmuon._internal.matrices.lapack import map_matrices
 from manifoldmuon._internal.matrices.powers_of_two import to_unit_norm
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
@@ -23,12 +23,8 @@ def largest_eigenpair(gram: Squares, steps: int) -> tuple[Numbers, Vectors]:
 
     The error falls at least with the square of the number of steps (with the number itself for
     power iteration: Kuczynski and Wozniakowski, SIAM J. Matrix Anal. Appl. 13, 1992). The start is
-    a fixed random vector. Uses products alone.
-
-    Args:
-      gram: S, symmetric, positive semi-definite, float32 or wider, of moderate size; leading axes
-        are independent.
-      steps: number of products of S and a vector, at least 1; limited to n.
+    a fixed random vector. S is positive semi-definite, of moderate size; a step is a product of S
+    and a vector.
 
     Returns:
       `(<v, S v>, v)`. Derivatives assume a simple eigenvalue; v does not turn towards eigenvectors
@@ -145,10 +141,7 @@ def spectral_bound(x: Matrices) -> Numbers:
 
     Adds 1 % to the largest eigenvalue of the Gram matrix, estimated by 24 steps of Lanczos' method.
     The estimate misses 0.3 % for eigenvalues evenly spread over [0, 1], and up to 0.9 % if a
-    single eigenvalue exceeds the others by as much.
-
-    Args:
-      x: matrices of moderate size, float32 or wider; leading axes are independent.
+    single eigenvalue exceeds the others by as much. Matrices are of moderate size.
     """
     high = arrays.tall(x)
     return arrays.safe_sqrt(1.01 * largest_eigenvalue(arrays.product(high.mT, high), 24))
@@ -168,13 +161,8 @@ def nuclear_parts(
     side. The bound is tight up to rounding if the method has converged, and loose otherwise: for
     equal singular values and `f = 0.7` the loss is 0.3 and its bound 0.42.
 
-    Args:
-      x: matrices of moderate size (see `scale_to_unit_exponent`).
-      polar: A, the result of a method of msign.
-      precision: precision of float32 products on accelerators.
-
     Returns:
-      `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`.
+      `(gained, missed)`: `<X, A>` and `sqrt(n) ||X - X A^T A||_F`, for an X of moderate size.
     """
     rest = x - arrays.right_multiply(x, arrays.gram_matrix(polar, polar, precision), precision)
     missed = math.sqrt(min(x.shape[-2:])) * arrays.frobenius_norm(rest)
@@ -206,11 +194,8 @@ def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1
     Multiplies four vectors of random signs by a polynomial in `A^T A`, of degree 28, that is at
     most 1 on [0, 1] and grows fast beyond. Their Rayleigh quotient estimates the norm from below:
     by up to 0.5 % for a single singular value above 1 of 1024, wherever the others are, and 0.6 %
-    for many values up to 1.2. Lanczos is as accurate and faster, but compiles many more kernels.
-
-    Args:
-      gram: `A^T A`.
-      margin: covers the error.
+    for many values up to 1.2; the margin covers it. Lanczos is as accurate and faster, but compiles
+    many more kernels.
     """
 
     def advance(_, carry):
@@ -224,23 +209,17 @@ def contraction_factor(gram: Squares, margin: float) -> Float[Array, "*batch 1 1
     start = arrays.product(gram, random_signs(width, 4, gram.dtype))
     carry = match_varying_axes((2 * start, start), gram)
     _, vectors = jax.lax.fori_loop(0, 27, advance, carry)
-    value, square = (
-        arrays.trace(arrays.product(vectors.mT, x))
-        for x in (arrays.product(gram, vectors), vectors)
-    )
+    pair = arrays.product(gram, vectors), vectors
+    value, square = (arrays.trace(arrays.product(vectors.mT, x)) for x in pair)
     value = value / arrays.nonzero_or_one(square)
     return 1 / ((1 + margin) * jnp.sqrt(jnp.maximum(value, 1)))[..., None, None]
 
 
-def pair_uncertainty(x: Matrices, steps: int) -> Numbers:
+def pair_uncertainty(x: Tall, steps: int) -> Numbers:
     """Bound the sine of the angle between the computed and the true largest singular vector.
 
     The bound is the eigenpair's residual over the distance to the next eigenvalue (Davis and
-    Kahan), and 1 if rounding or too few steps leave no distance.
-
-    Args:
-      x: tall matrices.
-      steps: number of steps of Lanczos' method.
+    Kahan), and 1 if rounding or too few steps of Lanczos' method leave no distance.
     """
     x = jax.lax.stop_gradient(x)
     gram, width = arrays.product(x.mT, x), x.shape[-1]

@@ -17,12 +17,8 @@ Tree = TypeVar("Tree")
 def match_varying_axes(tree: Tree, *others: Any) -> Tree:
     """Make all arrays of a tree vary over every mesh axis over which any given array varies.
 
-    Inside `jax.shard_map` the initial carry of a loop must vary over the same axes as its results.
-    Elsewhere the tree is returned unchanged.
-
-    Args:
-      tree: a pytree of arrays, the carry of a loop.
-      others: pytrees of other arrays that the loop uses.
+    Inside `jax.shard_map` the initial carry of a loop must vary over the same axes as its results:
+    give the carry, then other arrays that the loop uses. Elsewhere the carry is returned unchanged.
     """
     if not inside_shard_map():
         return tree

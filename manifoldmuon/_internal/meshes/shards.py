@@ -30,13 +30,7 @@ _FEW_ENTRIES, _GAIN = 2**16, 1.15
 
 
 class Division(NamedTuple):
-    """Axes of a mesh that divide a stack of matrices.
-
-    Attributes:
-      batch: for each leading axis, the mesh axes that divide it.
-      rows: mesh axes that divide the rows of each matrix.
-      columns: mesh axes that divide the columns of each matrix.
-    """
+    """Axes of a mesh that divide each leading axis of a stack, and rows and columns of matrices."""
 
     batch: tuple[Axes, ...]
     rows: Axes = ()
@@ -71,10 +65,6 @@ def solve_sharded(mesh: Any, stacks: Sequence[Batch]) -> list[Any]:
 
     If there are too few matrices of `_LARGE` entries or more for all devices, groups of devices
     (which differ along some mesh axes) share the matrices, and each group divides the products.
-
-    Args:
-      mesh: the result of `working_mesh`.
-      stacks: the problems, a stack for each kind.
     """
     plans = _place_leftovers(mesh, [_plan_stack(mesh, stack) for stack in stacks])
     pairs = list(zip(plans, stacks, strict=True))
@@ -222,17 +212,11 @@ class _Plan(NamedTuple):
         return self._on_shards(lambda x: function(x, self.exchanged, tiles), *ends)(x)
 
     def _on_shards(self, function: Callable[..., Any], before: Any, after: Any) -> Any:
-        owners = tuple(name for name in self.mesh.axis_names if name not in self.group)
+        owners = {name for name in self.mesh.axis_names if name not in self.group}
+        specs: Any = {"in_specs": before, "out_specs": after, "axis_names": owners}
         if not owners:
             return function
-        return jax.shard_map(
-            function,
-            mesh=self.mesh,
-            in_specs=before,
-            out_specs=after,
-            axis_names=set(owners),
-            check_vma=False,
-        )
+        return jax.shard_map(function, mesh=self.mesh, check_vma=False, **specs)
 
 
 def _plan_stack(mesh: Any, stack: Batch) -> _Plan:
@@ -244,7 +228,9 @@ def _plan_stack(mesh: Any, stack: Batch) -> _Plan:
     owners = _owning_axes(dict(mesh.shape), count) if large else mesh.axis_names
     group = tuple(name for name in mesh.axis_names if name not in owners)
     held, rows, columns = stack.division or _likely(mesh, owners, batch)
-    *held, rows, columns = (_among(axes, owners) for axes in (*held, rows, columns))
+    *held, rows, columns = (
+        tuple(name for name in axes if name in owners) for axes in (*held, rows, columns)
+    )
     # Matrices leave the free mesh axes in turn, from the last to the first: if several mesh axes
     # divide an axis of an array, only the last of them can leave.
     taken = (*itertools.chain(*held), *rows, *columns)
@@ -373,10 +359,6 @@ def _mesh_size(mesh: Any, axes: Axes) -> int:
     return math.prod(mesh.shape[name] for name in axes)
 
 
-def _among(axes: Axes, names: Axes) -> Axes:
-    return tuple(name for name in axes if name in names)
-
-
 def _owning_axes(sizes: dict[str, int], count: int) -> tuple[str, ...]:
     """Return the axes with the most devices such that `count` problems keep half or more busy."""
     some = [s for k in range(len(sizes) + 1) for s in itertools.combinations(sizes, k)]
@@ -390,10 +372,7 @@ def _divide_stack(x: jax.Array, names: tuple[str, ...], axes: tuple[int, ...]) -
     if not names:
         return x
     mesh = jax.sharding.get_abstract_mesh()
-    size = math.prod(mesh.shape[name] for name in names)
-    spec: list[Any] = [None] * x.ndim
-    for axis in axes:
-        if axis < x.ndim and x.shape[axis] % size == 0:
-            spec[axis] = names
-            break
-    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, PartitionSpec(*spec)))
+    size = _mesh_size(mesh, names)
+    first = next((i for i in axes if i < x.ndim and x.shape[i] % size == 0), None)
+    spec = PartitionSpec(*(names if i == first else None for i in range(x.ndim)))
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))

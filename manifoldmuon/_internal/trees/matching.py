@@ -66,10 +66,6 @@ def match(spec: Any, tree: Any, check: LeafCheck, name: str) -> Matched:
       check: a function of path, value and leaf that raises if value and leaf do not fit; defined
         at module level, since the cache compares it.
       name: the argument's name, for messages.
-
-    Raises:
-      TypeError: a leaf is not an array.
-      ValueError: a leaf has no value, an entry has no leaf, or two leaves have the same path.
     """
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_hole)
     try:

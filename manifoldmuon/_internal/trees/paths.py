@@ -20,12 +20,8 @@ KeyPath = tuple[Any, ...]
 def path_string(path: KeyPath) -> str:
     """Return a JAX key path as text: keys, attribute names and indices joined by `/`.
 
-    Args:
-      path: a key path of `jax.tree_util.tree_flatten_with_path`.
-
-    Returns:
-      For instance `"params/Dense_0/kernel"` (Flax), `"layers/0/weight"` (Equinox); the empty
-      string for a tree that is a single array.
+    For instance `"params/Dense_0/kernel"` (Flax), `"layers/0/weight"` (Equinox); the empty string
+    for a tree that is a single array.
     """
     return jax.tree_util.keystr(path, simple=True, separator="/")
 
@@ -106,14 +102,9 @@ class ByPath:
     def assign(self, paths: Sequence[str], holes: Mapping[str, Any], name: str) -> list[Any]:
         """Return the value of the first rule that matches each path.
 
-        Args:
-          paths: path strings of the parameters.
-          holes: nodes without a parameter, by path. A rule that matches only holes counts as used;
-            if a `MaskedNode` hides part of the tree, rules may be unused.
-          name: the argument's name, for messages.
-
-        Raises:
-          ValueError: a path matches no rule, or a rule is used for no path.
+        Raise `ValueError` if a path matches no rule, or a rule is used for no path. A rule that
+        matches only holes, nodes without a parameter, counts as used; if a `MaskedNode` hides part
+        of the tree, rules may be unused. `name` is the argument's, for messages.
         """
         chosen = [self.first_match(path) for path in paths]
         unmatched = [path for path, rule in zip(paths, chosen, strict=True) if rule is None]
@@ -173,9 +164,6 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
       An object accepted as any `geometry` or `budgets`. On use, a parameter without a pattern or a
       pattern without a parameter raises an error that names it.
 
-    Raises:
-      TypeError: `rules` is not a dictionary, or a pattern is neither a string nor a `re.Pattern`.
-
     Examples:
       >>> kernel = mm.manifolds.Stiefel().transposed()  # (in, out)
       >>> geometry = by_path({"**/kernel": kernel, "**/bias": mm.manifolds.Euclidean()})
@@ -207,17 +195,9 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     """Return the value of the prefix-tree entry above each path.
 
     Entries and parameters are compared by path, not by container: nested dictionaries describe
-    an Equinox module or a Flax state as well.
-
-    Args:
-      spec: a tree of values, or a single value. `None` is a value, and may be unused.
-      paths: path strings of the parameters.
-      holes: nodes without a parameter, by path. An entry that is above, at or below only holes is
-        no error.
-      name: the argument's name, for messages.
-
-    Raises:
-      ValueError: a path has no entry or two, or an entry lies above no path.
+    an Equinox module or a Flax state as well. Raise `ValueError` if a path has no entry or two, or
+    an entry lies above no path. An entry that is above, at or below only holes, or is `None`, may
+    be unused. `name` is the argument's, for messages.
     """
     pairs, _ = flatten_with_path(spec, is_leaf=lambda node: node is None)
     entries = [(path_string(path), value) for path, value in pairs]

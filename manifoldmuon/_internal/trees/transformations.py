@@ -48,12 +48,7 @@ def gradient_transformation(
     `optax.tree_utils.tree_map_params` calls `init` with a placeholder instead of parameters, to
     learn which parts of a state have their shape. Dictionaries of numbers have no such part.
 
-    Args:
-      update: the transformation's `update`.
-      init: returns the state for parameters; by default the empty state.
-      placeholder: returns the state for a placeholder, with a scalar for each such dictionary;
-        by default the empty state.
-      kind: the type of the transformation.
+    `placeholder` returns the state for that call, with a scalar for each such dictionary.
     """
 
     def init_fn(params: Any) -> Any:

@@ -34,11 +34,6 @@ class Geodesic(Retraction):
     """The great circle: `cos(eta) w + sin(eta) v / eta` with `eta = ||v||`.
 
     Exact, so a step of length pi arrives at the antipode.
-
-    Examples:
-      >>> moved = Geodesic().retract(jnp.array([1.0, 0.0]), jnp.array([0.0, jnp.pi]))
-      >>> round(float(moved[0]), 4)
-      -1.0
     """
 
     points: ClassVar[tuple[str, ...]] = ("unit vectors",)

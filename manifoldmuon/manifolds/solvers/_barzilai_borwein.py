@@ -68,9 +68,8 @@ class BarzilaiBorwein(_solver.WarmSolver):
             curved = inner(change, turned)
             length = inner(reduced, direction) / arrays.nonzero_or_one(inner(direction, direction))
             step = jnp.where(step > 0, step, length)
-            step = jnp.where(
-                curved > 0, curved / arrays.nonzero_or_one(inner(turned, turned)), step
-            )
+            ratio = curved / arrays.nonzero_or_one(inner(turned, turned))
+            step = jnp.where(curved > 0, ratio, step)
             after = _solver.Multiplier(shift - arrays.expand_trailing(step, ndim) * residual, step)
             return Descent(after, shift, direction, residual)
 

@@ -60,12 +60,6 @@ class SkewPolar(StiefelSolver):
       schedule: drives the basis of tall points; None: the default for the precision.
       precision: the precision of float32 products on accelerators, except in a given method. Below
         `HIGHEST` the basis is iterated directly, and the method must suit rounded products, too.
-
-    Examples:
-      >>> point, grad = jnp.eye(4, 2), jnp.ones((4, 2))
-      >>> answer = SkewPolar().solve(mm.norms.Spectral(), point, grad, ())
-      >>> bool(answer.gap < 1e-3)
-      True
     """
 
     method: MsignMethod | None = None
@@ -90,9 +84,8 @@ class SkewPolar(StiefelSolver):
                 )
             else:
                 parts = _parts.split(point, scaled, self.schedule, self.precision)
-                top = jnp.concatenate([arrays.skew(parts.inner), -parts.normal.mT / 2], axis=-1)
-                bottom = jnp.concatenate([parts.normal / 2, jnp.zeros_like(parts.normal)], axis=-1)
-                lift, missed = jnp.concatenate([top, bottom], axis=-2), parts.defect
+                inner, half, missed = arrays.skew(parts.inner), parts.normal / 2, parts.defect
+                lift = jnp.block([[inner, -half.mT], [half, jnp.zeros_like(half)]])
             # Not `msign`: the gradient is already scaled, and another pass over it takes time.
             sign = (self.method or _METHODS[self.precision]).polar(lift)
             still = _parts.is_noise(arrays.frobenius_norm(lift), scaled, self.precision)
@@ -120,12 +113,8 @@ class SkewPolar(StiefelSolver):
         return Steepest(direction, dual, jnp.where(still, 0, residual), gap)
 
 
-_METHODS: dict[jax.lax.Precision, MsignMethod] = {
-    jax.lax.Precision.HIGHEST: SkewNewtonSchulz(SIGN_SCHEDULE),
-    **{
-        p: NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=p)
-        for p in (jax.lax.Precision.HIGH, jax.lax.Precision.DEFAULT)
-    },
+_METHODS = {p: NewtonSchulz(ROUNDED_SIGN_SCHEDULE, precision=p) for p in jax.lax.Precision} | {
+    jax.lax.Precision.HIGHEST: SkewNewtonSchulz(SIGN_SCHEDULE)
 }
 
 

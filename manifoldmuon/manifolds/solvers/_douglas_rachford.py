@@ -62,9 +62,8 @@ class DouglasRachford(Solver):
         whole = problem.whole if cone else problem.tangent
         free = norm.dualize(problem.tangent)
         length = inner_product(problem.tangent, free, ndim)
-        unit = nonzero_or_one(
-            expand_trailing(length / nonzero_or_one(inner_product(free, free, ndim)), ndim)
-        )
+        unit = length / nonzero_or_one(inner_product(free, free, ndim))
+        unit = nonzero_or_one(expand_trailing(unit, ndim))
         push = whole / (_PENALTY * unit)
         # Not `free`, which takes full steps along a normal part left by rounding.
         first = norm.project(_START / unit * problem.tangent)

@@ -10,8 +10,7 @@ points. A candidate direction is a `2n x n` matrix in the basis `[W, Q]`. The du
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +18,7 @@ from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.matrices import arrays
-from manifoldmuon._internal.matrices.arrays import Floats, Matrices, Numbers, Squares
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.spectral import nuclear_parts
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
@@ -57,11 +56,8 @@ def finish(
 ) -> Steepest:
     """Make a candidate feasible and bound its gap.
 
-    Args:
-      parts: the split gradient.
-      candidate: a direction in the basis `[W, Q]`, nearly tangent, of norm about 1.
-      upper: an upper bound on the optimum, without the part that the split leaves out.
-      dual: the warm start for the next problem, passed on.
+    The candidate is in the basis `[W, Q]`, nearly tangent, of norm about 1. `upper` bounds the
+    optimum without the part that the split leaves out; `dual` is passed on.
     """
     inner, normal = halves(candidate)
     feasible = jnp.concatenate([arrays.skew(inner), normal], axis=-2)
@@ -92,7 +88,7 @@ class DualAscent(StiefelSolver):
     Attributes:
       step: the first step size; it falls linearly to zero. Published: 0.01, absolute.
       steps: the iteration budget `K`. Published: 100.
-      tolerance: if above 0, stop once `||W^T A + A^T W||_F / n` is below it.
+      tolerance: if above 0, stop once `||W^T A + A^T W||_F / n` is below it in every problem.
       relative: whether `step` is in units of the gradient's root mean square singular value.
       method: the polar factor; it acts on `2n x n` matrices.
 
@@ -125,57 +121,32 @@ class DualAscent(StiefelSolver):
         step_size = self.step if self.relative else self.step / scale
 
         def ascend(k, shift):
+            """Return the next multiplier, and the distance of the last direction from tangent."""
             candidate = msign(stack(parts, shift, scale), self.method)
             residual = 2 * arrays.sym(halves(candidate)[0])
             # T = sym(W^T G) + 2 L moves by twice the step of L.
-            shift = shift - 2 * step_size * (1 - k / self.steps) * residual
-            return shift, arrays.frobenius_norm(residual) / max(point.shape[-1], 1)
+            after = shift - 2 * step_size * (1 - k / self.steps) * residual
+            error = arrays.frobenius_norm(residual) / max(point.shape[-1], 1)
+            return after.astype(shift.dtype), error  # under jax_enable_x64 the count k widens it
 
-        shift = iterate(ascend, dual.astype(grad.dtype), self.steps, self.tolerance)
+        def unfinished(carry):
+            k, _, error = carry
+            # Not `error > tolerance`: a NaN would count as finished and hide.
+            return (k < self.steps) & ~jnp.all(error <= self.tolerance)
+
+        def advance(carry):
+            k, before, _ = carry
+            return k + 1, *ascend(k, before)
+
+        shift = dual.astype(grad.dtype)
+        if self.tolerance == 0:  # the cost of a training step must not depend on the data
+            shift = jax.lax.fori_loop(0, self.steps, lambda k, s: ascend(k, s)[0], shift)
+        else:
+            worst = match_varying_axes(jnp.full(shift.shape[:-2], jnp.inf, shift.dtype), shift)
+            shift = jax.lax.while_loop(unfinished, advance, (jnp.int32(0), shift, worst))[1]
         reduced = stack(parts, shift, scale)
         candidate = msign(reduced, self.method)
         gained, missed = nuclear_parts(reduced, candidate)
         upper = (gained + missed) * jnp.squeeze(scale, (-2, -1))
         result = finish(parts, candidate, upper, in_dtypes_of(dual, shift))
         return result._replace(direction=arrays.match_orientation(result.direction, asked))
-
-
-State = TypeVar("State")
-
-
-def iterate(
-    step: Callable[[Any, State], tuple[State, Floats]], state: State, steps: int, tolerance: float
-) -> State:
-    """Apply `step` up to `steps` times: the same under `jax.jit` and without.
-
-    Args:
-      step: `(k, state) -> (state, error)`; `error` has the leading axes' shape.
-      state: the initial state; any pytree of arrays.
-      steps: the budget.
-      tolerance: 0 always takes all steps, so that the cost of a training step does not depend on
-        the data. Above 0 the loop ends as soon as every problem of the batch reports an error of at
-        most this.
-    """
-
-    def taken(k, before):
-        # Under jax_enable_x64 the count k would widen a float32 state.
-        after, error = step(k, before)
-        return in_dtypes_of(before, after), error
-
-    if tolerance == 0:
-        return jax.lax.fori_loop(0, steps, lambda k, s: taken(k, s)[0], state)
-
-    def unfinished(carry):
-        k, _, error = carry
-        # Not `error > tolerance`: a NaN would count as finished and hide.
-        return (k < steps) & ~jnp.all(error <= tolerance)
-
-    def advance(carry):
-        k, before, worst = carry
-        after, error = taken(k, before)
-        return k + 1, after, error.astype(worst.dtype)
-
-    error = jax.eval_shape(lambda s: step(0, s)[1], state)
-    worst = match_varying_axes(jnp.full(error.shape, jnp.inf, error.dtype), state)
-    start = (jnp.int32(0), state, worst)
-    return jax.lax.while_loop(unfinished, advance, start)[1]

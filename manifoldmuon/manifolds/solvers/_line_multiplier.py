@@ -104,12 +104,9 @@ class LineMultiplier(_solver.WarmSolver):
             curved = length / nonzero_or_one(inner_product(direction, direction, ndim))
             step = jnp.where(step > 0, jnp.where(known, 2 * step, step), curved)
             step = jnp.where(search.closed, search.secant, step)
-            reach = jnp.where(search.closed, 1.1, 1.5) * step * side.slope
-            target = jnp.where(
-                search.closed,
-                jnp.clip(shift - reach, search.low.shift, search.high.shift),
-                shift - reach,
-            )
+            target = shift - jnp.where(search.closed, 1.1, 1.5) * step * side.slope
+            inside = jnp.clip(target, search.low.shift, search.high.shift)
+            target = jnp.where(search.closed, inside, target)
             return search._replace(dual=_solver.Multiplier(target, step))
 
         none = jnp.zeros_like(problem.noise)

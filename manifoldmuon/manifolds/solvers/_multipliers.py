@@ -105,13 +105,9 @@ def shortened(norm: Norm, direction: Floats, change: Floats) -> Floats:
 def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], settled=None):
     """Return the state after `steps` steps, and up to `cold` more for problems that need them.
 
-    Args:
-      step: maps the state of all problems to the next state.
-      state: arrays with the problems' axes first.
-      steps: the number of steps for every problem.
-      cold: the number of further steps, for problems that are not `warm` or not `settled`.
-      warm: which problems start from an answer to a similar problem.
-      settled: maps a state to which problems are close to their answer; None: all that are warm.
+    A problem needs them unless it is `warm` (started from the answer to a similar problem) and the
+    function `settled` of the state, if any, finds it close to its answer. Arrays of the state have
+    the problems' axes first.
     """
 
     def once(k, state):
@@ -129,8 +125,5 @@ def repeat(step, state, steps: int, cold: int, warm: Bool[Array, "*batch"], sett
 
 def pick(choice: Bool[Array, "*batch"], new: Any, old: Any) -> Any:
     """Choose between two trees for each problem; their arrays have the problems' axes first."""
-
-    def one(new, old):
-        return jnp.where(arrays.expand_trailing(choice, new.ndim - choice.ndim), new, old)
-
-    return jax.tree.map(one, new, old)
+    expand, ndim = arrays.expand_trailing, choice.ndim
+    return jax.tree.map(lambda x, y: jnp.where(expand(choice, x.ndim - ndim), x, y), new, old)

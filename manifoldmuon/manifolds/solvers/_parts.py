@@ -14,19 +14,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Squares,
-    frobenius_norm,
-    gram_matrix,
-    product,
-    product_eps,
-    relative_gap,
-    right_multiply,
-    skew,
-    sym,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares
 from manifoldmuon._internal.matrices.polar import polish
 from manifoldmuon.linalg import NewtonSchulz, PolarExpress, Schedule, inverse_sqrt
 
@@ -35,8 +24,6 @@ _SMALL_PART = 0.1  # a smaller part of the gradient is projected off W twice
 # For singular values down to 2e-3 of the bound. Rounding spoils some digits of the result; the
 # polishing step restores them.
 SPLIT_SCHEDULE = PolarExpress(2e-3, steps=6, safety=1.0001, cushion=0.03)
-
-
 # Products in one pass of bfloat16: more steps gain nothing, since each must also cover values that
 # rounding has lifted above its interval.
 ROUNDED_SCHEDULE = PolarExpress(1e-2, steps=4, safety=1.01, cushion=0.03, contract=True)
@@ -83,30 +70,30 @@ def split(
     the measured Gram matrix of `Q_1` makes it orthonormal again.
 
     Args:
-      point: `W`, tall or square, `W^T W = I`.
-      grad: `G`, of the same shape, with entries of moderate size (see `scale_to_unit_exponent`).
+      point: `W`, tall or square.
+      grad: `G`, with entries of moderate size (see `scale_to_unit_exponent`).
       schedule: drives the inverse root of `K`; None: the default for the precision.
       precision: the precision of float32 products on accelerators. Below `HIGHEST` a Gram matrix
         resolves too few singular values, and `Q_1` is iterated on `E` itself.
     """
-    inner = product(point.mT, grad, tangent_precision(precision))
-    outer = grad - product(point, inner, tangent_precision(precision))
+    inner = arrays.product(point.mT, grad, tangent_precision(precision))
+    outer = grad - arrays.product(point, inner, tangent_precision(precision))
     if precision == jax.lax.Precision.HIGHEST:
         rough = outer @ inverse_sqrt(outer.mT @ outer, schedule or SPLIT_SCHEDULE)
     else:
         rough = NewtonSchulz(schedule or ROUNDED_SCHEDULE, precision=precision).polar(outer)
     overlap = point.mT @ rough
-    gram = sym(rough.mT @ rough - overlap.mT @ overlap)
+    gram = arrays.sym(rough.mT @ rough - overlap.mT @ overlap)
     exact = polish(gram, precision)
     normal = exact @ (rough.mT @ outer)
     missing = outer - rough @ (exact @ normal)
-    defect = math.sqrt(missing.shape[-1]) * frobenius_norm(missing)
+    defect = math.sqrt(missing.shape[-1]) * arrays.frobenius_norm(missing)
     return Split(point, inner, normal, rough, overlap, exact, defect)
 
 
 def tangent_residual(inner: Squares) -> Numbers:
     """Return `||W^T A + A^T W||_F / n`, given `W^T A`."""
-    return 2 * frobenius_norm(sym(inner)) / max(inner.shape[-1], 1)
+    return 2 * arrays.frobenius_norm(arrays.sym(inner)) / max(inner.shape[-1], 1)
 
 
 def tangent_precision(precision: jax.lax.Precision) -> jax.lax.Precision:
@@ -126,8 +113,8 @@ def is_noise(
 
     At a critical point `G = W S` with symmetric `S`; a full step along noise would be absurd.
     """
-    eps = product_eps(tangent_precision(precision), grad.dtype)
-    return length <= 8 * eps * frobenius_norm(grad)
+    eps = arrays.product_eps(tangent_precision(precision), grad.dtype)
+    return length <= 8 * eps * arrays.frobenius_norm(grad)
 
 
 def duality_gap(
@@ -142,17 +129,14 @@ def duality_gap(
     so the nuclear norm of the error is at most `n` such units: little, unless the gradient is
     nearly normal to the set.
 
-    Args:
-      upper: an upper bound on the optimum, in exact arithmetic.
-      value: `<G, A>` of the direction, in exact arithmetic.
-      grad: the gradient from which both were computed, of moderate size.
-      precision: the precision of float32 products on accelerators.
+    `upper` bounds the optimum and `value` is `<G, A>` of the direction, both in exact arithmetic.
+    They were computed from `grad`, of moderate size, by products of this precision.
     """
-    size = frobenius_norm(grad)
-    eps = product_eps(tangent_precision(precision), grad.dtype)
+    size = arrays.frobenius_norm(grad)
+    eps = arrays.product_eps(tangent_precision(precision), grad.dtype)
     noise = (min(grad.shape[-2:]) + 4) * eps * size
     total = jnp.where(size == 0, 0, jnp.where(value == 0, 1, upper + noise))
-    return relative_gap(total, jnp.where(value == 0, 0, value - noise))
+    return arrays.relative_gap(total, jnp.where(value == 0, 0, value - noise))
 
 
 def tangent_parts(
@@ -166,12 +150,14 @@ def tangent_parts(
     products remove it.
     """
     precision = tangent_precision(precision)
-    inner = gram_matrix(point, grad, precision)
-    along, outer = skew(inner), grad - right_multiply(point, inner, precision)
+    inner = arrays.gram_matrix(point, grad, precision)
+    along, outer = arrays.skew(inner), grad - arrays.right_multiply(point, inner, precision)
 
     def again(outer):
-        return outer - right_multiply(point, gram_matrix(point, outer, precision), precision)
+        left = arrays.gram_matrix(point, outer, precision)
+        return outer - arrays.right_multiply(point, left, precision)
 
     # ||E||^2 = ||G||^2 - ||W^T G||^2
-    small = (1 - _SMALL_PART**2) * frobenius_norm(grad) ** 2 < frobenius_norm(inner) ** 2
+    whole, normal = (arrays.frobenius_norm(x) ** 2 for x in (grad, inner))
+    small = (1 - _SMALL_PART**2) * whole < normal
     return along, jax.lax.cond(jnp.any(small), again, lambda outer: outer, outer)

@@ -44,11 +44,6 @@ class ProjectedPolar(SolverByPlatform):
       precision: the precision of float32 products on accelerators; None: one pass of bfloat16
         there. Below `HIGHEST` the schedule is applied to the tangent part itself, with some more
         products: its Gram matrix would resolve singular values only down to a tenth of the largest.
-
-    Examples:
-      >>> point, grad = jnp.eye(4, 2), jnp.ones((4, 2))
-      >>> ProjectedPolar().solve(mm.norms.Spectral(), point, grad, ()).direction.shape
-      (4, 2)
     """
 
     schedule: Schedule | None = None
@@ -136,12 +131,7 @@ _SQUARE = SkewPolar(SkewNewtonSchulz(dataclasses.replace(COARSE_SCHEDULE, contra
 
 
 def _missed(gram: Squares, closed: Squares) -> Numbers:
-    """Return the second result of `nuclear_parts`, for an x known by its Gram matrix.
-
-    Args:
-      gram: `x^T x`.
-      closed: `A^T A`, with A for the polar factor.
-    """
+    """Return the second result of `nuclear_parts` from `x^T x` and `A^T A`."""
     slack = arrays.identity_like(gram) - closed
     # ||x slack||_F^2 = tr(slack x^T x slack); rounding may leave a small negative number.
     square = jnp.maximum(arrays.inner_product(slack, gram @ slack), 0)

@@ -60,9 +60,7 @@ def euclidean_direction(
 
 
 def projected_direction(
-    grad: Matrices,
-    tangent: Callable[[Any], Any],
-    norm: Norm,
+    grad: Matrices, tangent: Callable[[Any], Any], norm: Norm
 ) -> tuple[Matrices, Numbers, Numbers]:
     """Apply the duality map to the tangent part of each gradient.
 

@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices.arrays import Squares, identity_like, product
 
 _LEAF = 16  # eliminated entry by entry
@@ -21,13 +20,7 @@ _BLOCK = 32  # eliminated at once: a tenth faster than blocks of 64, and a third
 
 
 class Poles(NamedTuple):
-    """`f(x) = x sum_j weights_j / (x^2 + shifts_j)`, at most 1 for every x.
-
-    Attributes:
-      weights: positive, float64.
-      shifts: positive, ascending, float64.
-      error: the largest `1 - f(x)` on the interval.
-    """
+    """`f(x) = x sum_j weights_j / (x^2 + shifts_j)`, from `1 - error` to 1 on the interval."""
 
     weights: np.ndarray
     shifts: np.ndarray
@@ -40,16 +33,7 @@ def zolotarev(poles: int, lower: float) -> Poles:
 
     Its error falls geometrically with the number of poles, and its largest value is scaled to 1
     (Zolotarev 1877; Nakatsukasa and Freund, SIAM Review 58, 2016, sec. 3).
-
-    Args:
-      poles: the number of pole pairs, at least 1.
-      lower: the lower end of the interval, at least 1e-5, below 1.
-
-    Raises:
-      ValueError: out of range.
     """
-    check_number("poles", poles, within="[1, inf)", whole=True)
-    check_number("lower", lower, within="[1e-5, 1)")
     sn, cn = _jacobi(np.arange(1, 2 * poles) / (2 * poles), lower)
     squares = (lower * sn / cn) ** 2
     odd, even = squares[0::2], squares[1::2]
@@ -86,12 +70,8 @@ def inverse(x: Squares) -> Squares:
     block itself would lose as many digits as its condition number has. Mostly products; as accurate
     as LAPACK for these matrices.
 
-    Args:
-      x: `x + x^T` positive definite; leading axes are independent.
-
-    Returns:
-      The inverse. A symmetric matrix that is not positive definite has a pivot that is not
-      positive, and gives NaN.
+    A symmetric matrix that is not positive definite has a pivot that is not positive, and gives
+    NaN.
     """
     n = x.shape[-1]
     if n <= _BLOCK:
@@ -129,21 +109,8 @@ def _inverse_factors(x):
     left, right = product(left, u1), product(l1, right)
     l2, u2 = _inverse_factors(bottom - product(left, right))
     zero = jnp.zeros_like(left)
-    lower = jnp.concatenate(
-        [
-            jnp.concatenate([l1, zero.mT], -1),
-            jnp.concatenate([-product(l2, product(left, l1)), l2], -1),
-        ],
-        -2,
-    )
-    upper = jnp.concatenate(
-        [
-            jnp.concatenate([u1, -product(product(u1, right), u2)], -1),
-            jnp.concatenate([zero, u2], -1),
-        ],
-        -2,
-    )
-    return lower, upper
+    lower = jnp.block([[l1, zero.mT], [-product(l2, product(left, l1)), l2]])
+    return lower, jnp.block([[u1, -product(product(u1, right), u2)], [zero, u2]])
 
 
 def _inverse_factors_by_entry(x):
@@ -151,8 +118,7 @@ def _inverse_factors_by_entry(x):
     n = x.shape[-1]
     index = jnp.arange(2 * n)
     eye = jnp.broadcast_to(identity_like(x), x.shape)
-    top = jnp.concatenate([x, eye], -1)
-    table = jnp.concatenate([top, jnp.concatenate([eye, jnp.zeros_like(x)], -1)], -2)
+    table = jnp.block([[x, eye], [eye, jnp.zeros_like(x)]])
 
     def eliminate(k, table):
         row = jax.lax.dynamic_slice_in_dim(table, k, 1, -2)

@@ -26,23 +26,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from manifoldmuon._internal.arguments import check_fields
-from manifoldmuon._internal.matrices.arrays import (
-    Matrices,
-    Numbers,
-    Squares,
-    expand_trailing,
-    frobenius_norm,
-    gram_matrix,
-    identity_like,
-    inner_product,
-    nonzero_or_one,
-    product,
-    right_multiply,
-    safe_sqrt,
-    skew,
-    sym,
-    trace,
-)
+from manifoldmuon._internal.matrices import arrays
+from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Squares
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon.manifolds.solvers._parts import duality_gap, is_noise, tangent_parts
@@ -67,9 +52,6 @@ class Resolvents(StiefelSolver):
       poles: the number of pole pairs, each an inverse.
       lower: the smallest singular value of the lift that is brought to 1, relative to the largest.
         Eight poles leave 1.4e-4 at 3e-3, four leave 1.1e-2 at 1e-2.
-
-    Raises:
-      ValueError: a field out of range (see `zolotarev`).
     """
 
     poles: int = 8
@@ -87,13 +69,13 @@ class Resolvents(StiefelSolver):
     def _solve(self, point, grad):
         along, outer = tangent_parts(point, grad)
         # The part along W left in `outer` by rounding: it would make the direction less tangent.
-        left = gram_matrix(point, outer)
-        normal = gram_matrix(outer, outer)
+        left = arrays.gram_matrix(point, outer)
+        normal = arrays.gram_matrix(outer, outer)
         # An entry of `normal` is off by less than a unit of rounding times the lengths of two
         # columns. The direction must not be too long for `outer`.
-        raised = jnp.finfo(normal.dtype).eps * trace(normal)
-        normal = sym(normal - product(left.mT, left))
-        normal = normal + expand_trailing(raised, 2) * identity_like(normal)
+        raised = jnp.finfo(normal.dtype).eps * arrays.trace(normal)
+        normal = arrays.sym(normal - arrays.product(left.mT, left))
+        normal = normal + arrays.expand_trailing(raised, 2) * arrays.identity_like(normal)
         size = _norm(along, normal)
         still = is_noise(size[..., 0, 0], grad)[..., None, None]
         size = jnp.where(still, 1, size)
@@ -102,11 +84,11 @@ class Resolvents(StiefelSolver):
         turn, leave = jnp.where(still, 0, turn), jnp.where(still, 0, leave)
         # [along; outer] and [turn; away] are the gradient and the direction in [W, rest].
         outer = outer / size
-        away, slip = right_multiply(outer, leave), product(left / size, leave)
+        away, slip = arrays.right_multiply(outer, leave), arrays.product(left / size, leave)
         bound = _bound(along, outer, turn, away, leave)
-        value = inner_product(along, turn) + inner_product(outer, away)
-        direction = right_multiply(point, turn - slip) + away
-        residual = 2 * frobenius_norm(sym(slip)) / max(along.shape[-1], 1)
+        value = arrays.inner_product(along, turn) + arrays.inner_product(outer, away)
+        direction = arrays.right_multiply(point, turn - slip) + away
+        residual = 2 * arrays.frobenius_norm(arrays.sym(slip)) / max(along.shape[-1], 1)
         gap = duality_gap(bound, value, grad / size)
         return direction, residual, gap
 
@@ -116,14 +98,12 @@ class Resolvents(StiefelSolver):
         # Rounding is magnified by up to 1 / lower, and must not lift values above 1.
         weights = weights / (1 + 4 * float(jnp.finfo(along.dtype).eps) / self.lower)
         weights, shifts = (jnp.asarray(c, along.dtype) for c in (weights, shifts))
-        roots = jnp.sqrt(shifts)
-        identity = identity_like(along)
+        roots, identity = jnp.sqrt(shifts), arrays.identity_like(along)
         along, normal = along[..., None, :, :], normal[..., None, :, :]
-        resolvents = inverse(
-            normal / 4 + expand_trailing(shifts, 2) * identity + expand_trailing(roots, 2) * along
-        )
-        turn = -skew(_mix(weights * roots, resolvents))
-        return turn, sym(_mix(weights, resolvents)) / 2
+        s, squares = (arrays.expand_trailing(x, 2) for x in (roots, shifts))
+        resolvents = inverse(normal / 4 + squares * identity + s * along)
+        turn = -arrays.skew(_mix(weights * roots, resolvents))
+        return turn, arrays.sym(_mix(weights, resolvents)) / 2
 
 
 def _mix(weights: Float[Array, " poles"], matrices: Float[Array, "*batch poles n n"]) -> Squares:
@@ -139,24 +119,20 @@ def _norm(along: Squares, normal: Squares) -> Float[Array, "*batch 1 1"]:
     """
 
     def length(u, w):
-        squares = jnp.sum(u * u, -2, keepdims=True) + jnp.sum(
-            w * product(normal, w), -2, keepdims=True
-        )
-        return safe_sqrt(jnp.maximum(squares, 0))
+        squares = jnp.sum(u * u + w * arrays.product(normal, w), -2, keepdims=True)
+        return arrays.safe_sqrt(jnp.maximum(squares, 0))
 
-    columns = (
-        jnp.sum(along**2, -2, keepdims=True)
-        + jnp.diagonal(normal, axis1=-2, axis2=-1)[..., None, :] / 4
-    )
+    lengths = jnp.diagonal(normal, axis1=-2, axis2=-1)[..., None, :]
+    columns = jnp.sum(along**2, -2, keepdims=True) + lengths / 4
     index = jnp.argmax(columns, axis=-1, keepdims=True)
     u = jnp.take_along_axis(along, index, axis=-1)
     w = (jnp.arange(along.shape[-1])[:, None] == index).astype(along.dtype) / 2
 
     def advance(_, carry):
         u, w = carry
-        size = nonzero_or_one(length(u, w))
+        size = arrays.nonzero_or_one(length(u, w))
         u, w = u / size, w / size
-        return product(along, u) - product(normal, w) / 2, u / 2
+        return arrays.product(along, u) - arrays.product(normal, w) / 2, u / 2
 
     start = match_varying_axes((u, w), along, normal)
     return 1.02 * length(*jax.lax.fori_loop(0, _POWER_STEPS, advance, start))
@@ -182,31 +158,31 @@ def _bound(
     noise.
     """
     n = along.shape[-1]
-    root = sym(inverse(leave))
-    ratio = product(turn, root)
-    missed = frobenius_norm(along - skew(ratio))
-    simple = trace(root) + math.sqrt(n) * missed
-    top = sym(ratio) + along
-    size = sym(product(turn.mT, top) + gram_matrix(away, outer))
+    root = arrays.sym(inverse(leave))
+    ratio = arrays.product(turn, root)
+    missed = arrays.frobenius_norm(along - arrays.skew(ratio))
+    simple = arrays.trace(root) + math.sqrt(n) * missed
+    top = arrays.sym(ratio) + along
+    size = arrays.sym(arrays.product(turn.mT, top) + arrays.gram_matrix(away, outer))
     # Rounding perturbs zero eigenvalues by at most this, relative to the norm, which is 1.
     lift = 128 * float(jnp.finfo(along.dtype).eps)
-    lifted = size + lift * identity_like(along)
+    lifted = size + lift * arrays.identity_like(along)
     definite = jnp.all(jnp.isfinite(inverse(lifted)), axis=(-2, -1))
-    squares = frobenius_norm(top - product(turn, size)) ** 2
-    squares = squares + frobenius_norm(outer - right_multiply(away, size)) ** 2
-    sharp = trace(size) + 2 * n * lift + jnp.sqrt(n * squares)
+    squares = arrays.frobenius_norm(top - arrays.product(turn, size)) ** 2
+    squares = squares + arrays.frobenius_norm(outer - arrays.right_multiply(away, size)) ** 2
+    sharp = arrays.trace(size) + 2 * n * lift + jnp.sqrt(n * squares)
     return jnp.where(definite, jnp.minimum(sharp, simple), simple)
 
 
-def _in_chunks(function, entries: int, *arrays):
+def _in_chunks(function, entries: int, *stacks):
     """Apply `function` to stacks of matrices, in chunks that fit in memory at `entries` per matrix.
 
-    All arrays, and all results, have the same leading axes.
+    All stacks, and all results, have the same leading axes.
     """
-    batch = arrays[0].shape[:-2]
+    batch = stacks[0].shape[:-2]
     if not batch:
-        return function(*arrays)
-    flat = [x.reshape((-1, *x.shape[-2:])) for x in arrays]
+        return function(*stacks)
+    flat = [x.reshape((-1, *x.shape[-2:])) for x in stacks]
     count, size = flat[0].shape[0], max(1, _ENTRIES // entries)
     # A remainder would need a second program, as long to compile as the first.
     size = max((d for d in range(-(-size // 2), size + 1) if count % d == 0), default=size)

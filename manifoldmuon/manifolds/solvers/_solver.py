@@ -46,10 +46,7 @@ class Steepest(NamedTuple):
     def rounded(self, dtype: Any, grad: Floats, ndim: int) -> "Steepest":
         """Return the direction in this dtype, with the gain that its rounding may cost in its gap.
 
-        Args:
-          dtype: dtype of the direction. In float32 and wider the gap stays as it is.
-          grad: the gradient, at any scale.
-          ndim: `Manifold.factor_ndim`.
+        In float32 and wider the gap stays as it is. `ndim` is `Manifold.factor_ndim`.
         """
         direction = self.direction.astype(dtype)
         if not arrays.is_short(dtype):
