@@ -245,7 +245,9 @@ def _declared(bound: Any, norm: ActivationNorm) -> Sizes:
         return NormBound(1.0, 1.0, norm)
     number = isinstance(bound, int | float | np.integer | np.floating)
     if not number or isinstance(bound, bool) or not bound >= 0:
-        raise ValueError(f"bound(input_norm) must be a Python number >= 0 or a NormBound; got {bound!r}")
+        raise ValueError(
+            f"bound(input_norm) must be a Python number >= 0 or a NormBound; got {bound!r}"
+        )
     return NormBound(float(bound), norm=norm)
 
 
