@@ -46,9 +46,10 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     except ImportError as error:
         raise missing_extra("lab.letter_mask", "matplotlib", "studies") from error
 
-    if min(shape) < 1:
+    whole = all(isinstance(side, int | np.integer) and side > 0 for side in shape)
+    if len(shape) != 2 or not whole:
         raise ValueError(f"shape must have two positive lengths, such as (64, 32); got {shape}")
-    rows, columns = shape
+    rows, columns = map(int, shape)
     outline = TextPath((0, 0), "a", size=100, prop=FontProperties(family="DejaVu Sans"))
     box = outline.get_extents()
     scale = 0.8 * min(rows, columns) / max(box.width, box.height)

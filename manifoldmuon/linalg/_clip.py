@@ -29,6 +29,7 @@ def spectral_projector(x: Squares, edge: float = 0.0, method: MsignMethod | None
       >>> spectral_projector(jnp.diag(jnp.array([2.0, 0.5])), 1.0).diagonal().round(4)
       Array([1., 0.], dtype=float32)
     """
+    arrays.check_square("spectral_projector(x)", x)
     identity = arrays.identity_like(x)
     if method is None and x.dtype == jnp.float64:
         method = SVD()
@@ -46,6 +47,7 @@ def positive_part(x: Squares, method: MsignMethod | None = None) -> Squares:
       >>> round(float(positive_part(jnp.diag(jnp.array([2.0, -3.0]))).sum()), 4)
       2.0
     """
+    arrays.check_square("positive_part(x)", x)
     return arrays.sym(arrays.product(x, spectral_projector(x, 0.0, method)))
 
 

@@ -49,6 +49,7 @@ def inverse_sqrt(
       Array([0.5, 0.5], dtype=float32)
     """
     Schedule.check("schedule", schedule)
+    arrays.check_square("inverse_sqrt(gram)", gram)
     multiply = functools.partial(arrays.product, precision=precision)
     steps = schedule.coefficients
     if bound is None:

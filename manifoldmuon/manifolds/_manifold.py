@@ -76,6 +76,9 @@ class Manifold(Value, abc.ABC):
         for name in ("project_tangent", "steepest", "retract"):
             if name in vars(cls):
                 setattr(cls, name, _guarded(vars(cls)[name], name))
+        for name in ("project", "distance"):
+            if name in vars(cls):
+                setattr(cls, name, _of_fitting_points(vars(cls)[name]))
         if "random_point" in vars(cls):
             cls.random_point = _checked(cls.random_point)
 
@@ -215,6 +218,15 @@ def _checked(random_point: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def _of_fitting_points(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def checked(self: Manifold, point: Any) -> Any:
+        self.check_shape(np.shape(point))
+        return method(self, point)
+
+    return checked
+
+
 def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """Let the formula of a method treat bad shapes, tiny and huge numbers, rounding, zero steps.
 
@@ -234,6 +246,7 @@ def _guarded(method: Callable[..., Any], name: str) -> Callable[..., Any]:
                 f"{type(self).__name__}.{name}: {second} has the shape {np.shape(vector)}, and"
                 f" {first} {np.shape(point)}. Give both the same shape"
             )
+        self.check_shape(np.shape(point))
         arrays.check_floating(jnp.result_type(point))
         arrays.check_floating(jnp.result_type(vector))
         ndim = self.factor_ndim

@@ -9,6 +9,12 @@ from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 
 
+def _sides(rule: ScaleRule, shape: tuple[int, ...]) -> tuple[int, ...]:
+    if len(shape) < 2:
+        raise ValueError(f"{rule} is for matrices; got the shape {shape}. For vectors: RootDim()")
+    return shape[-2:]
+
+
 @dataclasses.dataclass(frozen=True)
 class FanRatio(ScaleRule):
     """`gain * sqrt(fan_out / fan_in)` for a `(fan_out, fan_in)` matrix.
@@ -26,7 +32,7 @@ class FanRatio(ScaleRule):
         check_fields(self, gain="(0, inf)")
 
     def of(self, shape: tuple[int, ...]) -> float:
-        fan_out, fan_in = shape[-2:]
+        fan_out, fan_in = _sides(self, shape)
         return self.gain * math.sqrt(fan_out / fan_in) if fan_out and fan_in else self.gain
 
 
@@ -64,7 +70,7 @@ class RootRank(ScaleRule):
         check_scale("RootRank.each", self.each)
 
     def of(self, shape: tuple[int, ...]) -> float:
-        return scale_of(self.each, shape) * math.sqrt(max(min(shape[-2:]), 1))
+        return scale_of(self.each, shape) * math.sqrt(max(min(_sides(self, shape)), 1))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -155,7 +155,7 @@ def _scale_by_muon(
     @functools.cache
     def polar(steps: int | None) -> Any:
         """Return the rule of the iteration alone; `steps` if the coefficients have a row each."""
-        own = iteration if steps is None else iteration | {"ns_steps": steps}
+        own: Any = iteration if steps is None else iteration | {"ns_steps": steps}
         alone: Any = optax.contrib.scale_by_muon(
             beta=0.0, nesterov=False, weight_dimension_numbers=_Dims(-1, -2), **own
         )

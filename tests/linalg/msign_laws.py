@@ -105,7 +105,7 @@ def _hard_matrices(shape: tuple[int, ...], key: PRNGKeyArray, condition: float) 
     size, half = min(shape), max(min(shape) // 2, 1)
     corner = np.zeros(shape, np.float32)
     corner[:half, :half] = np.linalg.qr(x[:half, :half])[0]
-    spread = lambda c: np.float32(left * np.geomspace(1, 1 / c, size) @ right)  # noqa: E731
+    spread = lambda c: np.asarray(left * np.geomspace(1, 1 / c, size) @ right, np.float32)  # noqa: E731
     conditions = (min(1e3, condition), condition)
     return [
         *(HardMatrix(f" at condition {c:g}", spread(c), size, c) for c in conditions),

@@ -16,8 +16,8 @@ CONDITIONS = (1.0, 1e3, 1e6)
 @pytest.mark.parametrize("shape", [(64, 64), (24, 96)], ids=str)
 @pytest.mark.parametrize("case", ACCURATE, ids=lambda case: case.name)
 def test_accurate_methods_up_to_condition_1e6(case: MethodCase, shape):
-    x, n = np.float32([conditioned(shape, c) for c in CONDITIONS]), min(shape)
-    found = np.float64(msign(jnp.asarray(x), case.method))
+    x, n = np.asarray([conditioned(shape, c) for c in CONDITIONS], np.float32), min(shape)
+    found = np.asarray(msign(jnp.asarray(x), case.method), np.float64)
     for matrix, q, condition in zip(x, found, CONDITIONS, strict=True):
         tall = q if shape[0] >= shape[1] else q.T
         assert np.linalg.norm(tall.T @ tall - np.eye(n)) <= 10 * EPS * np.sqrt(n)
@@ -32,7 +32,7 @@ def test_few_large_singular_values_among_tiny(top):
     rng = np.random.default_rng(1)
     left, right = (np.linalg.qr(rng.standard_normal((32, 32)))[0] for _ in range(2))
     x = (left * np.where(np.arange(32) < top, 1, 1e-5)) @ right
-    q = np.float64(msign(jnp.float32(x)))
+    q = np.asarray(msign(jnp.float32(x)), np.float64)
     assert np.linalg.norm(q.T @ q - np.eye(32)) <= 10 * EPS * np.sqrt(32)
 
 

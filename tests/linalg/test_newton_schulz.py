@@ -54,7 +54,7 @@ def test_cheaper_form_is_chosen(name, shape):
 def test_bfloat16_products_limit_accuracy(form):
     """Rounded operands limit orthogonality to bfloat16 precision."""
     method = form(linalg.PolarExpress(1e-3, safety=1.01, cushion=0.05), operands=jnp.bfloat16)
-    q = np.float64(linalg.msign(jnp.float32(conditioned((32, 12), 50.0)), method))
+    q = np.asarray(linalg.msign(jnp.float32(conditioned((32, 12), 50.0)), method), np.float64)
     error = np.linalg.norm(q.T @ q - np.eye(12)) / np.sqrt(12)
     assert 1e-5 < error < 4 * 2.0**-8
 
@@ -69,7 +69,9 @@ def test_gram_form_is_stable_on_clustered_spectra():
     cluster = 10 ** rng.uniform(-3, -1, (60, 1)) * rng.uniform(0.1, 1, (60, 56))
     values = np.concatenate([rng.uniform(0.5, 1, (60, 8)), cluster], axis=1)
     left, right = (np.linalg.qr(rng.standard_normal((60, size, 64)))[0] for size in (128, 64))
-    factors = np.float64(linalg.msign(jnp.float32(left * values[:, None] @ right.mT), method))
+    factors = np.asarray(
+        linalg.msign(jnp.float32(left * values[:, None] @ right.mT), method), np.float64
+    )
     errors = np.linalg.norm(factors.mT @ factors - np.eye(64), axis=(-2, -1))
     assert errors.max() <= 10 * np.finfo(np.float32).eps * 8
 

@@ -171,8 +171,8 @@ def test_normal_gradient_has_zero_direction(kind):
 def test_projection_off_the_set_and_at_corners():
     """Projections clip tied singular values together and return to the set."""
     ball, band = manifolds.SpectralBall(2.0), manifolds.SpectralBand(0.5, 2.0)
-    point, inside, corner, step = np.float32(
-        [np.diag(x) for x in ([5, 5, 1], [1, 0.5, 0.1], [2, 2, 1], [1, -1, 0.5])]
+    point, inside, corner, step = np.asarray(
+        [np.diag(x) for x in ([5, 5, 1], [1, 0.5, 0.1], [2, 2, 1], [1, -1, 0.5])], np.float32
     )
     for found, wanted in (
         (ask(ball.project, point), [2, 2, 1]),

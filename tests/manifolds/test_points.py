@@ -113,7 +113,7 @@ def test_stale_rows_do_not_move(rng):
     manifold = EmbeddingRows()
     w, g = point_of(manifold, (6, 4)).copy(), normal(rng, 6, 4)
     # A token unseen for hundreds of steps of momentum, a rare token, a zero row, a padding token.
-    g[1:5] *= np.float32([1e-30, 1e-4, 0, 0])[:, None]
+    g[1:5] *= np.asarray([1e-30, 1e-4, 0, 0], np.float32)[:, None]
     w[4] = 0
 
     answer = ask(manifold.steepest, w, g)
@@ -135,8 +135,8 @@ def test_projection_of_rank_deficient_points(rng, dtype):
     close = np.diag([1, 1e-3, 1e-9, 0]).astype(np.float32) @ normal(rng, 4, 4)
     rows = np.concatenate([close, np.zeros((2, 4), np.float32)])
     given = jnp.asarray(np.stack([np.zeros((6, 4)), low, rows, normal(rng, 6, 4)]), dtype)
-    found = np.float64(ask(Stiefel(2.0).project, given))
-    for x, point in zip(np.float64(given), found, strict=True):
+    found = np.asarray(ask(Stiefel(2.0).project, given), np.float64)
+    for x, point in zip(np.asarray(given, np.float64), found, strict=True):
         assert largest_deviation(point, 2.0) < 8 * eps
         values = np.linalg.svd(x, compute_uv=False)
         nearest = np.sum((values - 2) ** 2)  # Eckart and Young
@@ -156,7 +156,7 @@ def test_polar_by_products_matches_singular_values(shape):
     """On TPUs in place of singular vectors: all matrices of 0, 1 and -1, most rank-deficient."""
     entries = np.array(list(itertools.product((0, 1, -1), repeat=shape[0] * shape[1])))
     given = np.float64(entries.reshape(-1, *shape))
-    factor = np.float64(ask(polar_by_products, np.float32(given)))
+    factor = np.asarray(ask(polar_by_products, np.float32(given)), np.float64)
     np.testing.assert_allclose(factor.mT @ factor - np.eye(shape[1]), 0, atol=2e-6)
     nuclear = np.linalg.norm(given, "nuc", axis=(-2, -1))
     np.testing.assert_allclose(np.sum(factor * given, (-2, -1)), nuclear, atol=1e-6)
@@ -171,7 +171,9 @@ def test_tangent_parts_of_huge_vectors(rng, manifold):
 
 def test_nearly_normal_gradient_keeps_its_direction():
     """A tangent part of 1e-5 is resolved, free of the normal part's rounding."""
-    answer = ask(Hypersphere().steepest, np.eye(4, dtype="f")[0], np.float32([1, 1e-5, -1e-5, 0]))
+    answer = ask(
+        Hypersphere().steepest, np.eye(4, dtype="f")[0], np.asarray([1, 1e-5, -1e-5, 0], np.float32)
+    )
     np.testing.assert_allclose(answer.direction, np.array([0, 1, -1, 0]) / np.sqrt(2), atol=1e-6)
 
 

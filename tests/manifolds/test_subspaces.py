@@ -65,7 +65,7 @@ def test_steps_are_independent_of_basis():
 
 
 def test_training_finds_the_leading_subspace():
-    spread = np.diag(np.float32([4, 3, 2, 0.1, 0.1, 0.1]))
+    spread = np.diag(np.asarray([4, 3, 2, 0.1, 0.1, 0.1], np.float32))
     loss = lambda w: 9 - jnp.sum(w * (spread @ w))  # noqa: E731
     _, values, distance = train(Grassmann(), jnp.zeros((6, 3)), loss)
     assert values[-1] < 2e-3 * values[0]

@@ -204,8 +204,8 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_derivatives_of_minimum_match_finite_differences(name):
-    *problem, observe = CASES[name]
-    solve = lambda a: observe(minimize(*problem, (a,), tolerance=1e-12).point)  # noqa: E731
+    f, manifold, start, observe = CASES[name]
+    solve = lambda a: observe(minimize(f, manifold, start, (a,), tolerance=1e-12).point)  # noqa: E731
     a, change = symmetric(15, 6, 6), symmetric(16, 6, 6)
     found, moved = jax.jvp(solve, (a,), (change,))
     near, far = (solve(a + h * change) - solve(a - h * change) for h in (3e-4, 6e-4))
@@ -275,7 +275,7 @@ def test_cost_scaled_by_power_of_two_keeps_minimum(method):
     a, start = np.float32(symmetric(22, 8, 8)), np.float32(orthonormal(23, 8, 2))
     found, *others = (
         converge(brockett, Stiefel(), start, (a, c), method=method)
-        for c in np.float32([1, 2.0**-66, 2.0**66])
+        for c in np.asarray([1, 2.0**-66, 2.0**66], np.float32)
     )
     assert found.point.dtype == jnp.float32
     assert found.steps > 1

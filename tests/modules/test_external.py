@@ -40,14 +40,14 @@ class Nnx(nnx.Module):
 
 def flax_nnx() -> tuple[Any, Any, Any]:
     graph, params = nnx.split(Nnx(nnx.Rngs(0)), nnx.Param)
-    declared = mlp(*(f"layers/{i}/kernel" for i in range(3)), KERNEL)
+    declared = mlp("layers/0/kernel", "layers/1/kernel", "layers/2/kernel", KERNEL)
     return params, lambda p, x: nnx.merge(graph, p)(x), declared
 
 
 def equinox() -> tuple[Any, Any, Any]:
     model = eqx.nn.MLP(4, 3, 6, 2, use_bias=False, use_final_bias=False, key=jax.random.key(0))
     params, rest = eqx.partition(model, eqx.is_array)
-    declared = mlp(*(f"layers/{i}/weight" for i in range(3)), MATRIX)
+    declared = mlp("layers/0/weight", "layers/1/weight", "layers/2/weight", MATRIX)
     return params, lambda p, x: jax.vmap(eqx.combine(p, rest))(x), declared
 
 

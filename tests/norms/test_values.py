@@ -96,7 +96,7 @@ def test_denormal_gradients_keep_direction(rng, norm):
 
 def test_stale_embedding_vectors_get_zero(rng):
     # A token unseen for hundreds of steps of momentum, a rare token, and a zero row.
-    g = normal(rng, 5, 4) * np.float32([1, 1e-30, 1e-4, 0, 1])[:, None]
+    g = normal(rng, 5, 4) * np.asarray([1, 1e-30, 1e-4, 0, 1], np.float32)[:, None]
     direction = ask(L1ToRMS().dualize, g)
     np.testing.assert_array_equal(direction[[1, 3]], 0)
     np.testing.assert_allclose(np.mean(direction[[0, 2, 4]] ** 2, axis=1), 1, rtol=1e-5)
@@ -106,7 +106,10 @@ def test_stale_embedding_vectors_get_zero(rng):
 
 
 def test_gap_covers_stale_vectors():
-    g, norm = np.repeat(np.float32([[1e-2], [1], [1], [1]]), 3, axis=1), L1ToRMS(threshold=0.1)
+    g, norm = (
+        np.repeat(np.asarray([[1e-2], [1], [1], [1]], np.float32), 3, axis=1),
+        L1ToRMS(threshold=0.1),
+    )
     gap = ask(norm.gap, g, ask(norm.dualize, g))
     np.testing.assert_allclose(gap, 1e-2 / 3.01, rtol=1e-4)
 

@@ -240,7 +240,7 @@ def test_distances_without_radius_are_from_the_manifold():
     """Two optimizers: one keeps the norm of `a`, the other a Stiefel matrix and a unit sphere."""
     params = {"a": 3 * jnp.eye(4), "b": 2 * jnp.eye(4, 3), "c": 2 * jnp.eye(4)}
     geometry = {"a": SPHERE, "b": Stiefel(), "c": SPHERE}
-    links = {"keep": keep_norms(SPHERE), "set": optax.identity()}
+    links: Any = {"keep": keep_norms(SPHERE), "set": optax.identity()}
     tx = optax.partition(links, {"a": "keep", "b": "set", "c": "set"})
     found = optim.monitor_distance(geometry, params, tx.init(params))
     for path, wanted in {"a": 0, "b": 1, "c": 3}.items():

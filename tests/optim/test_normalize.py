@@ -45,7 +45,8 @@ LEAVES: dict[str, tuple[Any, tuple[int, ...], Any]] = {
     "sign": (manifolds.Euclidean(norms.MaxAbs(ndim=1)), (4,), lambda w: np.max(np.abs(w))),
     "scalar": (manifolds.Euclidean(norms.Frobenius(ndim=0)), (), length),
 }
-GEOMETRY, SHAPES, NORMS = ({k: leaf[i] for k, leaf in LEAVES.items()} for i in range(3))
+GEOMETRY, SHAPES = ({k: leaf[i] for k, leaf in LEAVES.items()} for i in range(2))
+NORMS = {k: leaf[2] for k, leaf in LEAVES.items()}
 BUDGETS = {name: 0.5 + i for i, name in enumerate(SHAPES)} | {
     "layers": np.array([0.25, 1.0, 3.0]).reshape(3, 1, 1)
 }

@@ -1,5 +1,7 @@
 """Tangent projections, Riemannian Adam and SGD: against NumPy's float64 and known optima."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -118,13 +120,13 @@ def test_project_tangent_matches_formula():
 def test_projected_gradients_leave_the_rest_alone():
     """As `docs/minimize.md` has it: `clip` comes before the split of the parameters."""
     geometry = {"w": Stiefel(), "b": None}
-    params, grads = (drawn(i, {"w": (4, 2), "b": (3,)}) for i in range(2))
-    params["w"] = jnp.eye(4, 2)
+    params: Any = drawn(0, {"w": (4, 2), "b": (3,)}) | {"w": jnp.eye(4, 2)}
+    grads: Any = drawn(1, {"w": (4, 2), "b": (3,)})
     first = optim.project_tangent(geometry)
     tx = optim.manifold_muon(0.1, geometry, clip=first, rest=optax.adam(1e-2))
-    found, _ = tx.update(grads, tx.init(params), params)
-    projected, _ = first.update(grads, first.init(params), params)
+    found: Any = tx.update(grads, tx.init(params), params)[0]
+    projected: Any = first.update(grads, first.init(params), params)[0]
     alone = optim.manifold_muon(0.1, Stiefel())
-    wanted, _ = alone.update(projected["w"], alone.init(params["w"]), params["w"])
+    wanted: Any = alone.update(projected["w"], alone.init(params["w"]), params["w"])[0]
     np.testing.assert_allclose(found["w"], wanted, atol=1e-6)
     np.testing.assert_allclose(found["b"], -1e-2 * np.sign(grads["b"]), rtol=1e-5)

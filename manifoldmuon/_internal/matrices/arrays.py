@@ -106,6 +106,12 @@ def upcast(x: Floats) -> Floats:
     return x.astype(jnp.promote_types(x.dtype, jnp.float32))
 
 
+def check_square(name: str, x: Any) -> None:
+    """Raise `ValueError`, naming the argument, unless the trailing two axes are of one length."""
+    if x.ndim < 2 or x.shape[-1] != x.shape[-2]:
+        raise ValueError(f"{name} takes square matrices in the trailing axes; got {x.shape}")
+
+
 def check_floating(dtype: Any) -> None:
     """Raise `TypeError` for the dtype of complex numbers, integers or truth values."""
     if jnp.issubdtype(dtype, jnp.complexfloating):
