@@ -46,22 +46,11 @@ restored by their paths; steps of other layouts are refused."""
 
 
 class CheckpointError(Exception):
-    """Raised, with a one-line message, if a checkpoint is refused.
-
-    Examples:
-      >>> Checkpoints(__import__("tempfile").mkdtemp()).restore({"w": jnp.ones(3)}, step=7)
-      Traceback (most recent call last):
-      manifoldmuon.checkpoints.CheckpointError: ... holds no step 7; its steps are []
-    """
+    """Raised, with a one-line message, if a checkpoint is refused."""
 
 
 class Restored(NamedTuple):
-    """A restored step: its number, the tree on the devices of the target, and `extra` or None.
-
-    Examples:
-      >>> Restored(20, {"w": jnp.ones(3)}, {"batches": 20}).step
-      20
-    """
+    """A restored step: its number, the tree on the devices of the target, and `extra` or None."""
 
     step: int
     tree: Any
@@ -124,7 +113,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             a process of this job does not save, or another step.
           TypeError: a leaf is neither array nor number, `extra` is not JSON, or a field of a
             manifold is not data, such as a lambda.
-          ValueError: `step` is not a whole number, or two leaves have the same path.
+          ValueError: two leaves have the same path.
         """
         step = _step_number(step)
         self._lock()
@@ -173,7 +162,6 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
         Raises:
           CheckpointError: the folder does not have the step; the step is damaged, or has another
             layout of the state, another geometry, or other paths, shapes or dtypes.
-          ValueError: `step` is not a whole number.
         """
         if (step := self._choose(step)) is None:
             return None
@@ -318,9 +306,6 @@ def describe_geometry(table: Table) -> dict[str, Any]:
 
     Args:
       table: `optim.tabulate` of geometry, parameters and budgets.
-
-    Raises:
-      TypeError: a field is not data, such as a lambda.
 
     Examples:
       >>> table = mm.optim.tabulate(mm.manifolds.Stiefel(), jnp.eye(3))

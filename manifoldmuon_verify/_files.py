@@ -136,9 +136,7 @@ def parse_arrays(data: bytes, where: str) -> dict[str, Stored]:
 
     The format: the length of the header in 8 bytes (little-endian), the header, a JSON object with
     dtype, shape and offsets of each array, then the bytes of the arrays, without gaps or overlaps.
-
-    Raises:
-      Refused: any other format, empty arrays, or non-finite numbers.
+    Empty arrays and non-finite numbers are refused.
     """
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 or size > len(data) - 8:

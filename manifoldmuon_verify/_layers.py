@@ -164,17 +164,9 @@ def normalisation(shape: Shape, shift: np.ndarray, scale: np.ndarray) -> Layer:
 
 
 def build(kind: str, options: dict[str, Any], weights: Weights, shape: Shape, where: str) -> Layer:
-    """Build the layer of an entry in a certificate.
+    """Build the layer of an entry in a certificate: its kind, and its other keys as `options`.
 
-    Args:
-      kind: a kind from the table above.
-      options: the entry's other keys.
-      weights: returns the arrays.
-      shape: input shape, per image.
-      where: path of the entry, for refusals.
-
-    Raises:
-      Refused: the kind is unknown, or options and shapes do not fit.
+    `shape` is the input's, per image; `where` is the path of the entry, for refusals.
     """
     if kind not in _KINDS:
         raise Refused(where, f"unknown kind {short(kind)}")
@@ -232,8 +224,7 @@ def _scale(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
     factor = options["factor"]
     _expect(type(factor) in (int, float), f"factor must be a number; got {short(factor)}")
     _expect(abs(factor) <= 2**64, f"factor must be at most 2**64; got {short(factor)}")
-    factor = float(factor)
-    size = abs(factor)
+    factor, size = float(factor), abs(float(factor))
     return Layer("scale", shape, lambda x: factor * x, lambda: Bounds(size, size), terms=2)
 
 
@@ -256,13 +247,8 @@ def _entrywise(kind: str, function: Callable[[np.ndarray], np.ndarray]) -> Any:
 
 
 def _mean_subtract(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:
-    return Layer(
-        "mean_subtract",
-        shape,
-        lambda x: x - np.mean(x, axis=-1, keepdims=True),
-        lambda: Bounds(gain=2.0),
-        terms=shape[-1] + 4,
-    )
+    subtract = lambda x: x - np.mean(x, axis=-1, keepdims=True)  # noqa: E731
+    return Layer("mean_subtract", shape, subtract, lambda: Bounds(gain=2.0), terms=shape[-1] + 4)
 
 
 def _flatten(options: dict[str, Any], weights: Weights, shape: Shape) -> Layer:

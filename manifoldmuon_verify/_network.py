@@ -42,6 +42,8 @@ class Sum:
 
 
 Nodes = tuple[Layer | Sum, ...]
+Stacks = tuple[tuple[int, int], ...]
+"""Number of copies, and index of the copy, in each enclosing stack, outermost first."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -95,10 +97,7 @@ def used_matrices(nodes: Nodes) -> list[Weight]:
 def check_size(nodes: Nodes, images: int, predicted: int) -> int:
     """Refuse networks that are too large; return the number of images per batch.
 
-    Args:
-      nodes: the network, starting with the normalisation.
-      images: number of images.
-      predicted: number of distinct predicted classes.
+    `nodes` start with the normalisation; `predicted` is the number of distinct predicted classes.
     """
     head, (classes,) = _head(nodes)[1], nodes[-1].shape
     largest, work = 1, images * (_operations(nodes) + 8 * _limits.TOUCH * classes)
@@ -235,35 +234,21 @@ class Builder:
         self._weights: dict[tuple[str, tuple[int, ...]], Weight] = {}
         self._built = 0
 
-    def sequence(
-        self,
-        entries: Any,
-        shape: Shape,
-        where: str,
-        copies: tuple[int, ...] = (),
-        index: tuple[int, ...] = (),
-    ) -> Nodes:
-        """Build the nodes of a list of entries.
+    def sequence(self, entries: Any, shape: Shape, where: str, stacks: Stacks = ()) -> Nodes:
+        """Build the nodes of a certificate's list of entries.
 
-        Args:
-          entries: the list from the certificate.
-          shape: input shape, per image.
-          where: path of the list, for refusals.
-          copies: sizes of the enclosing stacks, outermost first.
-          index: index of this copy in each enclosing stack.
+        `shape` is the input's, per image; `where` is the path of the list, for refusals.
         """
         if not isinstance(entries, list):
             raise Refused(where, f"must be a list of layers; got {short(entries)}")
         nodes: list[Layer | Sum] = []
         for i, entry in enumerate(entries):
-            new = self._entry(entry, shape, f"{where}[{i}]", copies, index)
+            new = self._entry(entry, shape, f"{where}[{i}]", stacks)
             nodes += new
             shape = new[-1].shape if new else shape
         return tuple(nodes)
 
-    def _entry(
-        self, entry: Any, shape: Shape, where: str, copies: tuple[int, ...], index: tuple[int, ...]
-    ) -> Nodes:
+    def _entry(self, entry: Any, shape: Shape, where: str, stacks: Stacks) -> Nodes:
         self._count(where)
         if where.count("[") > _limits.DEEPEST:
             raise Refused(f"{where[:40]}...", "nested too deeply")
@@ -272,51 +257,36 @@ class Builder:
         options = {key: value for key, value in entry.items() if key != "kind"}
         kind = entry["kind"]
         if kind == "stack":
-            return self._stack(options, shape, where, copies, index)
+            return self._stack(options, shape, where, stacks)
         if kind == "sum":
-            return (self._sum(options, shape, where, copies, index),)
+            return (self._sum(options, shape, where, stacks),)
 
         def weights(key: str, axes: int) -> Weight:
-            return self._array(options[key], axes, where, copies, index)
+            return self._array(options[key], axes, where, stacks)
 
         return (build(kind, options, weights, shape, where),)
 
-    def _stack(
-        self,
-        options: dict[str, Any],
-        shape: Shape,
-        where: str,
-        copies: tuple[int, ...],
-        index: tuple[int, ...],
-    ) -> Nodes:
+    def _stack(self, options: dict[str, Any], shape: Shape, where: str, stacks: Stacks) -> Nodes:
         count = options.get("copies")
         if set(options) != {"copies", "layers"} or type(count) is not int or count < 1:
             raise Refused(where, f"a stack takes copies (above 0), layers; got {short(options)}")
         nodes: list[Layer | Sum] = []
         for i in range(count):
-            inner = (*copies, count), (*index, i)
-            new = self.sequence(options["layers"], shape, f"{where}.layers", *inner)
+            new = self.sequence(options["layers"], shape, f"{where}.layers", (*stacks, (count, i)))
             if not new or new[-1].shape != shape:
                 got = new[-1].shape if new else ()
                 raise Refused(where, f"a copy must keep the shape {shape}; got {got}")
             nodes += new
         return tuple(nodes)
 
-    def _sum(
-        self,
-        options: dict[str, Any],
-        shape: Shape,
-        where: str,
-        copies: tuple[int, ...],
-        index: tuple[int, ...],
-    ) -> Sum:
+    def _sum(self, options: dict[str, Any], shape: Shape, where: str, stacks: Stacks) -> Sum:
         entries = options.get("branches")
         if set(options) != {"branches"} or not isinstance(entries, list) or not entries:
             raise Refused(where, f"a sum takes branches (1 or more); got {short(options)}")
         for _ in entries:
             self._count(where)
         branches = tuple(
-            self.sequence(branch, shape, f"{where}.branches[{i}]", copies, index)
+            self.sequence(branch, shape, f"{where}.branches[{i}]", stacks)
             for i, branch in enumerate(entries)
         )
         shapes = {branch[-1].shape if branch else shape for branch in branches}
@@ -328,18 +298,17 @@ class Builder:
         self._built += 1
         _limits.check_limit(where, "layers and branches", self._built, _limits.MOST_LAYERS)
 
-    def _array(
-        self, name: Any, axes: int, where: str, copies: tuple[int, ...], index: tuple[int, ...]
-    ) -> Weight:
+    def _array(self, name: Any, axes: int, where: str, stacks: Stacks) -> Weight:
         if not isinstance(name, str) or name not in self._arrays:
             raise Refused(where, f"the array {short(name)} is not declared")
         self.uses[name].add(where)
-        stored = self._arrays[name]
+        stored, copies = self._arrays[name], tuple(count for count, _ in stacks)
         if stored.shape[: len(copies)] != copies or len(stored.shape) != len(copies) + axes:
             raise Refused(
                 where,
                 f"the array {short(name)} has shape {stored.shape}; expected {axes} axes"
                 + (f" after the axes {copies} of the stacks" if copies else ""),
             )
+        index = tuple(i for _, i in stacks)
         made = Weight(stored, index, f"weights, {short(name)}")
         return self._weights.setdefault((name, index), made)

@@ -119,9 +119,7 @@ class _Claims:
 
 
 def verify(
-    certificate: str | Path,
-    weights: str | Path | None = None,
-    images: str | Path | None = None,
+    certificate: str | Path, weights: str | Path | None = None, images: str | Path | None = None
 ) -> Report:
     """Check a certificate against its weights and images.
 
@@ -131,9 +129,6 @@ def verify(
       certificate: JSON file, or a directory with `certificate.json`.
       weights: file of the weights; by default the file named in the certificate, in its directory.
       images: file of images and labels; default as for `weights`.
-
-    Returns:
-      The proved results.
 
     Raises:
       Refused: the certificate is not accepted; a one-line message gives the reason, and `radii`
@@ -216,11 +211,7 @@ def _check_heading(fields: Any) -> None:
 
 
 def _arrays(
-    fields: Any,
-    where: str,
-    folder: Path,
-    path: str | Path | None,
-    more: set[str],
+    fields: Any, where: str, folder: Path, path: str | Path | None, more: set[str]
 ) -> dict[str, Stored]:
     """Read a file's arrays, and check that they are bit for bit the declared arrays."""
     _keys(fields, {"file", "sha256", "arrays"} | more, where)
@@ -287,11 +278,8 @@ def _check_images(pixels: Stored, labels: Stored, shape: Shape, classes: int) ->
     fits = pixels.shape[1:] == shape
     _expect(fits, "images", f"each image is {pixels.shape[1:]}; the declared input is {shape}")
     fits = labels.dtype in ("U8", "I32", "I64") and labels.shape == pixels.shape[:1]
-    _expect(
-        fits,
-        "images",
-        f"labels must be {pixels.shape[:1]} integers; got {labels.dtype}{labels.shape}",
-    )
+    what = f"labels must be {pixels.shape[:1]} integers; got {labels.dtype}{labels.shape}"
+    _expect(fits, "images", what)
     _expect(_in_classes(labels.values(), classes), "images", f"labels must be in [0, {classes})")
 
 
@@ -316,17 +304,12 @@ def _claims(fields: Any, count: int, classes: int) -> _Claims:
     for i, entry in enumerate(fields["certified"]):
         place = f"claims, certified[{i}]"
         _keys(entry, {"radius", "images"}, place)
-        fits = (
-            _is_number(entry["radius"]) and entry["radius"] >= 0 and are_counts([entry["images"]])
-        )
+        radius, images = entry["radius"], entry["images"]
+        fits = _is_number(radius) and radius >= 0 and are_counts([images])
         _expect(fits, place, f"must be a radius and a number of images; got {short(entry)}")
-        certified.append((float(entry["radius"]), entry["images"]))
-    return _Claims(
-        np.asarray(predictions, np.int64),
-        np.asarray(radii, np.float64),
-        fields["correct"],
-        tuple(certified),
-    )
+        certified.append((float(radius), images))
+    numbers = np.asarray(predictions, np.int64), np.asarray(radii, np.float64)
+    return _Claims(*numbers, fields["correct"], tuple(certified))
 
 
 def _range(pixels: Stored, claimed: tuple[float, float]) -> tuple[float, float]:

@@ -1,8 +1,13 @@
 """New, rarely needed or unproved parts: tested like all others, but free to change or go."""
 
 from manifoldmuon.contrib._complex_stiefel import ComplexStiefel
-from manifoldmuon.contrib._lipschitz_layers import LocallyConnected, TwoTap, orthogonal_conv2d
-from manifoldmuon.contrib._lipschitz_shapes import Shift, SpaceToDepth
+from manifoldmuon.contrib._lipschitz_layers import (
+    LocallyConnected,
+    Shift,
+    SpaceToDepth,
+    TwoTap,
+    orthogonal_conv2d,
+)
 from manifoldmuon.contrib._normuon import normuon, scale_by_neuron_rms
 from manifoldmuon.contrib._qk_clip import with_qk_clip
 from manifoldmuon.contrib._quantized import quantized

@@ -37,9 +37,6 @@ class ComplexStiefel(Manifold):
       retraction: `Polar`, `Cayley` or `Exponential`. Not `QR`, which depends on the
         order of the columns.
 
-    Raises:
-      ValueError: the retraction is `QR`.
-
     Examples:
       >>> manifold = ComplexStiefel()
       >>> point = manifold.random_point(jax.random.key(0), (2, 4, 3), jnp.float32)

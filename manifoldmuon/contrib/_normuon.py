@@ -33,7 +33,8 @@ def neuron_rms(
     manifold: Manifold, point: jax.Array, update: jax.Array, given: rules.Given
 ) -> rules.RuleResult:
     """Divide the rows of a direction by their running root mean square; a rule."""
-    axes, wide = _other_axes(manifold), arrays.upcast(update)
+    axes = tuple(axis for axis in range(-manifold.ndim, 0) if axis != -2)
+    wide = arrays.upcast(update)
     kept = arrays.expand_trailing(given["decay"], 1)
     nu = kept * given["nu"] + (1 - kept) * jnp.mean(wide**2, axis=axes)
     scaled = wide / jnp.expand_dims(jnp.sqrt(arrays.nonzero_or_one(nu)), axes)
@@ -98,10 +99,6 @@ def _init_squares(manifold: Manifold, shape: tuple[int, ...]) -> tuple[jax.Array
     copies = shape[: len(shape) - manifold.ndim]
     has = _has_neurons(manifold)
     return (jnp.zeros((*copies, shape[-2]), jnp.float32) if has else None,)
-
-
-def _other_axes(manifold: Manifold) -> tuple[int, ...]:
-    return tuple(axis for axis in range(-manifold.ndim, 0) if axis != -2)
 
 
 @checked

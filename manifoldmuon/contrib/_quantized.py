@@ -99,11 +99,8 @@ def quantized(
     base, code = optax.with_extra_args_support(inner), _CODES[bits]
 
     def is_large(x: Any) -> bool:
-        return (
-            jnp.issubdtype(x.dtype, jnp.floating)
-            and x.ndim >= 2
-            and math.prod(x.shape) >= max(min_size, 1)
-        )
+        large = x.ndim >= 2 and math.prod(x.shape) >= max(min_size, 1)
+        return large and jnp.issubdtype(x.dtype, jnp.floating)
 
     def init_fn(params: Any) -> QuantizedState:
         state, scales = base.init(params), {}
@@ -123,7 +120,9 @@ def quantized(
         before, scales = state.scales, {}
 
         def decode(path: str, x: Any) -> Any:
-            return _decode(x, before[path]) if path in before else x
+            if path in before:
+                x = _on_its_mesh(_decode_blocks, x, x.shape[-1], before[path])
+            return x
 
         def encode(path: str, x: Any) -> Any:
             if path in before:
@@ -131,8 +130,7 @@ def quantized(
             return x
 
         updates, after = base.update(updates, _map_paths(decode, state.inner), params, **extra_args)
-        after = QuantizedState(_map_paths(encode, after), scales)
-        return updates, after
+        return updates, QuantizedState(_map_paths(encode, after), scales)
 
     def placeholder(params: Any) -> QuantizedState:
         # The dictionary of scales is a scalar there; see `transformation`.
@@ -155,11 +153,6 @@ def _encode(x: Any, code: Any, block: int) -> tuple[Any, Any]:
     if isinstance(x, jax.ShapeDtypeStruct):
         return jax.eval_shape(encode, x)
     return _on_its_mesh(encode, x, (x.shape[-1], count))
-
-
-def _decode(codes: jax.Array, scales: jax.Array) -> jax.Array:
-    """Return the array, in the dtype of its scales."""
-    return _on_its_mesh(_decode_blocks, codes, codes.shape[-1], scales)
 
 
 def _on_its_mesh(function: Callable[..., Any], x: jax.Array, lengths: Any, *others: Any) -> Any:
@@ -197,6 +190,7 @@ def _encode_blocks(
 def _decode_blocks(
     codes: Int[Array, "*rest n"], scales: Float[Array, "*rest blocks"]
 ) -> Float[Array, "*rest n"]:
+    """Return the array, in the dtype of its scales."""
     companded = _cut(codes, scales.shape[-1]).astype(jnp.float32) / jnp.iinfo(codes.dtype).max
     normalized = jnp.sign(companded) * jnp.expm1(jnp.abs(companded) * math.log1p(_MU)) / _MU
     return _join(normalized * scales[..., None], codes.shape[-1]).astype(scales.dtype)

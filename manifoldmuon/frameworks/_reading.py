@@ -171,12 +171,9 @@ def overlap(
     taps congruent modulo `stride / gcd(stride, dilation)`. With circular padding all taps count: if
     the stride does not divide the image, taps that are not congruent may meet the same pixel.
 
-    Args:
-      kernel: number of taps along each axis.
-      stride: stride of the patches: a number, a sequence over the axes, or None for 1.
-      dilation: dilation of the kernel, in the forms of `stride`.
-      padding: `"REFLECT"` and `"REPLICATE"` give None, since they repeat pixels.
-      mask: a mask of the kernel gives None, since it may increase the norm.
+    The kernel's number of taps is a sequence over the axes; stride and dilation are a number, a
+    sequence, or None for 1. A padding that repeats pixels gives None, and so does a mask of the
+    kernel, which may increase the norm.
     """
     if mask is not None or padding in ("REFLECT", "REPLICATE"):
         return None
@@ -211,7 +208,7 @@ def entries(
       parameters: each parameter's path, and path and module of its owners, outermost first.
       readers: the reader of each module type; a subclass uses the reader of its nearest base.
       choices: the user's arguments.
-      params: the tree of parameters or shapes, for the check.
+      params: the tree of parameters or shapes.
       single: known shapes by path, in an unstacked copy of the module.
       rescaling: types of modules that rescale the weights below them in the forward pass.
     """
@@ -229,11 +226,9 @@ def entries(
         elif (hit := _find_type(owners, types)) is not None:
             key, entry = hit
         elif role is not None:
-            entry = getattr(choices, role.choice)
+            key, entry = None, getattr(choices, role.choice)
             if role.choice != "rest" and entry is not None and entry.constrained:
                 _refuse_rescaled(path, owners, rescaling, entry)
-            resolved[path] = _place(entry, role, path, shapes[path], single.get(path))
-            continue
         else:
             unknown.append((path, *owners[-1]) if owners else (path, path, None))
             continue

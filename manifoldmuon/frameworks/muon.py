@@ -35,12 +35,6 @@ def geometry(
     Returns:
       A function of path and leaf, for any argument `geometry`.
 
-    Raises:
-      TypeError: an entry is neither dimension numbers nor None, or a function is given: call it on
-        the parameters.
-      ValueError: on use, a parameter has no entry, or axes do not fit it. The message names its
-        path.
-
     Examples:
       >>> numbers = {"query": optax.contrib.MuonDimensionNumbers((0,), (-2, -1)), "scale": None}
       >>> spaces = geometry(numbers, mm.manifolds.Stiefel())

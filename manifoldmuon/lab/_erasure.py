@@ -26,12 +26,6 @@ def letter_mask(shape: tuple[int, int]) -> Float[np.ndarray, "m n"]:
     Drawn by matplotlib (extra `studies`) in DejaVu Sans, which it includes. The letter takes 80 %
     of the matrix's smaller side.
 
-    Args:
-      shape: shape of the matrix.
-
-    Raises:
-      ValueError: `shape` has an empty side.
-
     Examples:
       >>> letter_mask((64, 32)).shape
       (64, 32)
@@ -75,10 +69,7 @@ def erasure_auc(weight: Num[np.ndarray, "..."], mask: Float[np.ndarray, "..."]) 
 
     Args:
       weight: real or complex array of any shape.
-      mask: array of the same shape, 0 inside of the letter.
-
-    Raises:
-      ValueError: the shapes differ, or the mask has no inside or no outside.
+      mask: array of the same shape, 0 inside of the letter and not 0 outside.
 
     Examples:
       >>> mask = letter_mask((32, 32))

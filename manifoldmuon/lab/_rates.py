@@ -28,10 +28,6 @@ class BestRate(NamedTuple):
       interval: 95 % interval of the mean by Student's distribution; None also for a single seed.
       edge: "below", "above" or "above and below" if the grid ends too early there, else "".
       by_seed: log2 of each seed's best rate; None if the lowest point is at an end of the grid.
-
-    Examples:
-      >>> best_rate([-2, -1], [[0.9, 0.5]]).edge  # the grid ends too early
-      'above'
     """
 
     log2_rate: float | None
@@ -48,9 +44,6 @@ def best_rate(log2_rates: Grid, losses: Sequence[Any] | np.ndarray) -> BestRate:
         quarter or more: other positive numbers are taken for the rates themselves.
       losses: a curve for each seed, `(seeds, rates)`, positive; None or not finite where training
         diverged.
-
-    Raises:
-      ValueError: the grid is not of this kind, or a curve does not fit it.
 
     Examples:
       >>> best_rate([-4, -3, -2, -1], [[0.9, 0.5, 0.5, 0.9]]).log2_rate
@@ -88,9 +81,6 @@ def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
 
     Returns:
       The difference; None if the curve has its lowest point at an end of the grid.
-
-    Raises:
-      ValueError: as for `best_rate`, or the rate is outside the grid.
 
     Examples:
       >>> round(excess_loss([-4, -3, -2, -1], [0.9, 0.5, 0.5, 0.9], at=-2.5), 6)

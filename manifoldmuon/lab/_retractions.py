@@ -90,7 +90,7 @@ def random_walk(
     Args:
       manifold: manifold with the retraction to measure.
       shape: shape of a point: `manifold.ndim` axes.
-      rates: step lengths, a walk for each.
+      rates: positive step lengths, a walk for each.
       steps: number of steps; at least 1.
       key: seeds the first points and the gradients.
       dtype: dtype of the points.
@@ -99,10 +99,6 @@ def random_walk(
       A named tuple: `at`, the numbers of the recorded steps, which are 1, 10, 100, ... and the
       last; `points` after these steps, of shape `(moments, rates, *shape)`; `effective`, the length
       of each walk's first step in the manifold's norm, divided by the rate.
-
-    Raises:
-      ValueError: `steps` is less than 1, there is no rate, a rate is not positive, or `shape` has
-        another number of axes.
 
     Examples:
       >>> random_walk(mm.manifolds.EmbeddingRows(), (3, 4), (0.1,), 20, jax.random.key(0)).at

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -88,12 +89,8 @@ class LBFGS(Method):
     ) -> tuple[Array, Any]:
         """Return the next direction and the memory.
 
-        Args:
-          memory: the memory before the step.
-          gradient: gradient at the new point.
-          before: the last gradient, moved to the new point; zeros at first.
-          step: the step, moved to the new point; zeros at first.
-          transported: remembered steps and gradient changes, projected at the new point.
+        Everything is at the new point: its gradient, and moved there the gradient before, the step
+        (zeros at first), and the remembered steps and changes of the gradient.
         """
         # Optax subtracts the remembered `params`: zeros, because the step is a difference already.
         memory = memory._replace(
@@ -126,10 +123,7 @@ class LBFGS(Method):
             trials=jnp.full((), -1, jnp.int32),
             memory=self._scale().init(start),
         )
-
-        def turn(state: _LineSearchState) -> _LineSearchState:
-            return self._turn(problem, stop, state)
-
+        turn = functools.partial(self._turn, problem, stop)
         state = jax.lax.while_loop(lambda state: state.progress.reason == RUNNING, turn, state)
         return state.point, state.progress
 

@@ -18,7 +18,7 @@ from manifoldmuon._internal.arguments import check_number, shown
 from manifoldmuon._internal.compiling import compiler_options
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one
 from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
-from manifoldmuon.manifolds import LaidOut, Manifold, SpectralSphere
+from manifoldmuon.manifolds import LaidOut, SpectralSphere
 from manifoldmuon.minimize._auto import Auto
 from manifoldmuon.minimize._problem import RUNNING, Method, Problem, Progress, Reason, Result, Stop
 from manifoldmuon.optim import Geometry, map_leaves, monitor_distance, resolve_geometry
@@ -73,8 +73,6 @@ def minimize(
       A `Result`: point, value, gradient norm, steps, evaluations, and the `Reason`.
 
     Raises:
-      TypeError: leaves of other or of several dtypes; `args` is not a tuple, `method` not a method;
-        f does not return a single real number.
       ValueError: geometry and x0 do not fit; x0 is empty; a set with a boundary or corners; a
         tolerance below rounding; x0 off its manifold; a cost or gradient that is not finite at x0.
         Inside of `jax.jit` and `jax.vmap` the last two are a `Reason`.
@@ -247,7 +245,7 @@ def _run_method(
         return (result, last), (zeros[0]._replace(point=tangent, value=value), zeros[1])
 
     if progress is None:
-        progress = Progress.at_start(start.dtype, jnp.int32(RUNNING))
+        progress = Progress.at_start(start.dtype)
     result, progress = run(start, (*args, *captured), progress)
     return result._replace(point=unravel(result.point)), progress
 
@@ -319,7 +317,8 @@ def _largest_distance(geometry: Any, tree: Any) -> Array:
 
     @jax.custom_batching.custom_vmap
     def one(tree: Any) -> Array:
-        _, distances = map_leaves(_leaf_distance, geometry, tree, tree, name="minimize")
+        measure = lambda manifold, point, _: (None, manifold.distance(point))  # noqa: E731
+        _, distances = map_leaves(measure, geometry, tree, tree, name="minimize")
         return jnp.max(jnp.stack([largest(x) for x in distances.values()]))
 
     @one.def_vmap
@@ -328,7 +327,3 @@ def _largest_distance(geometry: Any, tree: Any) -> Array:
         return jax.lax.map(one, tree), True
 
     return one(tree)
-
-
-def _leaf_distance(manifold: Manifold, point: Array, _: Array) -> tuple[None, Array]:
-    return None, manifold.distance(point)

@@ -15,7 +15,6 @@ from jaxtyping import Array, Float, Int
 
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent, times_power_of_two
 from manifoldmuon._internal.values import Value
-from manifoldmuon.manifolds import Manifold
 from manifoldmuon.optim import map_leaves
 
 
@@ -131,13 +130,11 @@ class Progress(NamedTuple):
     reason: Array
 
     @classmethod
-    def at_start(cls, dtype: Any, reason: Array) -> Progress:
+    def at_start(cls, dtype: Any) -> Progress:
         """Return the progress before the first evaluation."""
         zero, count = jnp.zeros((), dtype), jnp.zeros((), jnp.int32)
-        inf = zero + jnp.inf
-        return cls(
-            zero, zero, zero, zero, zero, inf, inf, count, zero, count, count, reason
-        )  # fmt: skip
+        inf, running = zero + jnp.inf, jnp.int32(RUNNING)
+        return cls(zero, zero, zero, zero, zero, inf, inf, count, zero, count, count, running)
 
     def in_units_of(self, gradient: Array, value: Array, stop: Stop) -> Progress:
         """Choose units and tolerances at the first gradient, which gets a norm from 1/2 to 1."""
@@ -161,11 +158,8 @@ class Progress(NamedTuple):
     def at(self, value: Array, norm: Array, patience: int, stop: Stop) -> Progress:
         """Return the progress at a new point, with the reason to stop there.
 
-        Args:
-          value: cost of the point, in units.
-          norm: norm of the gradient, in units.
-          patience: number of steps without progress that rounding alone explains.
-          stop: stopping criteria.
+        Cost and norm of the gradient are in units. Rounding alone explains up to `patience` steps
+        without progress.
         """
         eps = float(jnp.finfo(value.dtype).eps)
         lower = value < self.least_value - eps * jnp.abs(value)
@@ -225,10 +219,10 @@ class Problem(NamedTuple):
         """Return the tangent part of a vector, or of each row of a matrix."""
         if vector.ndim > 1:
             return jax.vmap(lambda row: self.project(point, row))(vector)
-        return self._map(_project_tangent, point, vector)
+        return self._map(lambda manifold, *arrays: manifold.project_tangent(*arrays), point, vector)
 
     def retract(self, point: Array, vector: Array) -> Array:
-        return self._map(_retract, point, vector)
+        return self._map(lambda manifold, *arrays: manifold.retract(*arrays), point, vector)
 
     def gradient(self, point: Array) -> tuple[Array, Array]:
         """Return the Riemannian gradient and the cost."""
@@ -251,14 +245,7 @@ class Method(Value, abc.ABC):
     def run(
         self, problem: Problem, start: Array, stop: Stop, progress: Progress
     ) -> tuple[Array, Progress]:
-        """Return the last point, a flat vector, and the progress there.
-
-        Args:
-          problem: the cost and its manifolds.
-          start: the first point.
-          stop: stopping criteria.
-          progress: the progress at the start.
-        """
+        """Return the last point, a flat vector, and the progress there."""
 
 
 def ravel(tree: Any) -> Array:
@@ -275,11 +262,3 @@ def length(vector: Array) -> Array:
 def cost_noise(largest: Array) -> Array:
     """Return a bound on a cost's rounding, from the largest magnitude of the cost so far."""
     return 1000 * jnp.finfo(largest.dtype).eps * largest
-
-
-def _project_tangent(manifold: Manifold, point: Array, vector: Array) -> Array:
-    return manifold.project_tangent(point, vector)
-
-
-def _retract(manifold: Manifold, point: Array, vector: Array) -> Array:
-    return manifold.retract(point, vector)

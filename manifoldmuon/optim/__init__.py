@@ -1,6 +1,7 @@
 """Optax transformations: steepest directions, budgets and retractions for trees of parameters.
 
-A geometry gives the manifold of each parameter; transformations apply it leaf by leaf.
+A geometry gives the manifold of each parameter; transformations apply it leaf by leaf. With a
+geometry they need `params` in `update`.
 """
 
 from manifoldmuon._internal.trees.paths import by_path

@@ -64,9 +64,6 @@ def agd(layouts: Layouts, gain: Rate = 1.0) -> optax.GradientTransformationExtra
         stacked layers. Nothing is guessed from a shape; biases, gains and scalars are refused.
       gain: multiplies the step. 1 is the published method.
 
-    Returns:
-      The chain of `scale_by_agd` and `optax.scale_by_learning_rate(gain)`.
-
     Examples:
       >>> layouts = {"w": mm.manifolds.Layout()}  # (out, in)
       >>> tx, params = agd(layouts), {"w": jnp.eye(4, 3)}
@@ -95,12 +92,6 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
     Returns:
       A transformation with a `ScaleByAGDState`. Updates have the gradients' dtypes; the arithmetic
       is done in float32 or wider.
-
-    Raises:
-      TypeError: on use, for an entry that is not a `Layout` or a parameter that is not floating
-        point.
-      ValueError: on use, for a parameter without an entry, an entry without a parameter, or a
-        parameter with too few axes (a bias). Every message names the path.
     """
 
     def init_fn(params: Any) -> ScaleByAGDState:
@@ -112,7 +103,8 @@ def scale_by_agd(layouts: Layouts) -> optax.GradientTransformationExtraArgs:
         points = updates if params is None else params
         matched = _match_layouts(layouts, points)
         leaves, values = matched.leaves(points), matched.values
-        entries = {i: _matrices(values[i], jnp.shape(leaves[i])) for i in matched.real}
+        norms = {i: Frobenius(2, _fan_ratio(values[i], jnp.shape(leaves[i]))) for i in matched.real}
+        entries = {i: LaidOut(Euclidean(norm), values[i]) for i, norm in norms.items()}
         plan = plan_updates("agd", matched.fill(points, entries), updates, points)
         units, sizes = execute("agd", plan, _dualize, (points, updates))
         weights = [weight for weight in plan.weights if weight.path in sizes]
@@ -150,13 +142,6 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
       key: a JAX random key.
       params: arrays or `jax.ShapeDtypeStruct` that give structure, shapes and dtypes.
 
-    Returns:
-      A tree of the same structure, shapes and dtypes.
-
-    Raises:
-      TypeError: an entry is not a `Layout`, or a parameter is not floating point.
-      ValueError: see `scale_by_agd`.
-
     Examples:
       >>> init_semi_orthogonal(mm.manifolds.Layout(), jax.random.key(0), jnp.ones((4, 3))).shape
       (4, 3)
@@ -173,11 +158,6 @@ def init_semi_orthogonal(layouts: Layouts, key: PRNGKeyArray, params: Any) -> An
 def _fan_ratio(layout: Layout, shape: tuple[int, ...]) -> FanRatio:
     """Return the rule `sqrt(d_out / (d_in * taps))`: the size of each matrix of a layer."""
     return FanRatio(1 / math.sqrt(max(math.prod(_tap_sizes(layout, shape)), 1)))
-
-
-def _matrices(layout: Layout, shape: tuple[int, ...]) -> LaidOut:
-    """Return flat space with a norm that is 1 at the Frobenius norm `_fan_ratio`."""
-    return LaidOut(Euclidean(Frobenius(2, _fan_ratio(layout, shape))), layout)
 
 
 def _layers(weight: Weight, leaf: Any) -> int:

@@ -166,13 +166,6 @@ def muon(
         0.014 of 1; None converges (see `linalg.DEFAULT_MSIGN`), in twice the time or more.
       track_gap: gaps take about a sixth of this optimizer's time.
 
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: `method` is not a `MsignMethod`, or `rest` not a transformation.
-      ValueError: on use, for a leaf on a constrained manifold.
-
     Examples:
       >>> kernel = mm.manifolds.Euclidean(mm.norms.RMSToRMS()).transposed()  # Flax: (in, out)
       >>> geometry = by_path({"**/kernel": kernel, "**": None})
@@ -249,14 +242,6 @@ def muonh(
       radial: see `hyperball`.
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
 
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: `rest` is not a transformation, or `method` not a `MsignMethod`; on use, see
-        `hyperball`.
-      ValueError: on use; see `hyperball`.
-
     Examples:
       >>> geometry = by_path({"**/kernel": mm.manifolds.Hypersphere(ndim=2), "**": None})
       >>> tx = muonh(0.1, geometry, rest=optax.adam(0.1))
@@ -322,23 +307,9 @@ def adamh(
     Its moments are those of `optax.scale_by_adam`, in float32 or wider.
 
     Args:
-      learning_rate: a number or an Optax schedule: an angle to first order.
+      learning_rate: an angle to first order; see `muonh`, also for the arguments not listed here.
       geometry: a `Hypersphere` for each weight that keeps its norm, None for weights of `rest`.
-      b1: see `optax.scale_by_adam`.
-      b2: see `optax.scale_by_adam`.
-      eps: see `optax.scale_by_adam`.
-      clip: see `muonh`.
-      rest: see `muonh`.
-      radius: see `muonh`.
-      radial: see `muonh`.
-      budgets: see `muonh`.
-
-    Returns:
-      The chain. `update` needs `params`.
-
-    Raises:
-      TypeError: `rest` is not a transformation; on use, see `hyperball`.
-      ValueError: on use; see `hyperball`.
+      b1: see `optax.scale_by_adam`, also for `b2` and `eps`.
 
     Examples:
       >>> tx, w = adamh(0.1, mm.manifolds.Hypersphere(ndim=2)), jnp.eye(2)

@@ -35,10 +35,6 @@ def chain(*transformations: optax.GradientTransformation) -> Transformation:
       The result of `optax.chain`. If it ends in a `retract` (or another transformation that must
       come last, such as `descend`), it must come last, too.
 
-    Raises:
-      TypeError: a transformation is not a gradient transformation.
-      ValueError: a transformation follows a `retract` or another transformation that must be last.
-
     Examples:
       >>> g = mm.manifolds.Stiefel()
       >>> tx = chain(optax.trace(0.95), scale_by_steepest(g), optax.scale(-0.1), retract(g))

@@ -30,7 +30,6 @@ class Leaf(NamedTuple):
     """A weight and its arrays.
 
     Attributes:
-      weight: the weight of the plan.
       arrays: parameter, update and the arrays of further trees, in the parameter's layout.
       given: what the rule gets of its own, a tree of arrays.
     """
@@ -86,11 +85,6 @@ def map_leaves(
       updates have the sharding of their parameter, if its axes are explicit or `divide` is set;
       on explicit axes second results are replicated.
 
-    Raises:
-      TypeError: an update is None or not floating point; see `resolve_geometry`.
-      ValueError: `params` is None, trees or shapes differ, the function returns a wrong shape, or
-        `carried` lacks a path; see `resolve_geometry`.
-
     Examples:
       >>> def double(manifold, point, update):
       ...     return 2 * update
@@ -117,12 +111,10 @@ def execute(
 ) -> tuple[Any, dict[str, Any]]:
     """Apply a rule to every weight of a plan; return updates, and further results by path.
 
-    Args:
-      rule: see `map_leaves`; its last argument is `given`, or an empty dictionary.
-      trees: parameters, updates that fit them, and further trees like the updates.
-      given: values by path; weights without any are an error.
-      jit: whether to compile the rule outside of jit and meshes, where JAX compiles each loop and
-        conditional again in every call. False for rules that are made for a single call.
+    See `map_leaves`. `trees` are parameters, updates that fit them, and further trees like the
+    updates; the rule's last argument is its entry in `given`, or an empty dictionary. With `jit`
+    the rule is compiled outside of jit and meshes, where JAX compiles each loop and conditional
+    again in every call; False for rules that are made for a single call.
     """
     flat = [plan.leaves(tree) for tree in trees]
     updates: list[Any] = [None] * len(plan.weights)
@@ -146,8 +138,11 @@ def execute(
             " tx.init(params) again) or to an older version (the changelog converts it)."
         )
     results, eager = {}, jit and not is_traced((flat, given))
+    kinds: dict[Any, list[int]] = {}
+    for i, leaf in leaves.items():
+        kinds.setdefault(_kind(leaf) if stack else i, []).append(i)
     meshes: dict[Any, list[list[int]]] = {}
-    for group in _group(leaves, stack):
+    for group in kinds.values():
         meshes.setdefault(mesh_of(leaves[group[0]].arrays[0]), []).append(group)
     for mesh, groups in meshes.items():
         stacks, solved = [[leaves[i] for i in group] for group in groups], []
@@ -162,16 +157,6 @@ def execute(
             for i, (update, result) in zip(group, pairs, strict=True):
                 updates[i], results[plan.weights[i].path] = update, result
     return plan.join(updates, trees[1], trees[0]), results
-
-
-def _group(leaves: dict[int, Leaf], stack: bool) -> list[list[int]]:
-    """Return the groups of leaves to stack."""
-    if not stack:
-        return [[i] for i in leaves]
-    kinds: dict[Any, list[int]] = {}
-    for i, leaf in leaves.items():
-        kinds.setdefault(_kind(leaf), []).append(i)
-    return list(kinds.values())
 
 
 def _kind(leaf: Leaf) -> Any:
@@ -297,7 +282,9 @@ def _solve_on_mesh(
 
     def inside(given):
         mesh = working_mesh(jax.tree.leaves(given)[0]) if divide else None
-        owned = [mesh is not None and _has_products(manifold) for manifold in manifolds]
+        # Whole matrices are needed where a step multiplies: for its direction or its retraction.
+        products = [m.ndim > 1 and (m.factor_ndim > 1 or m.norm.has_products) for m in manifolds]
+        owned = [mesh is not None and multiplies for multiplies in products]
         own, stacks, results = [], [], []
         for i, (group, arrays) in enumerate(zip(groups, given, strict=True)):
             pairs = zip(group, arrays, strict=True)
@@ -326,11 +313,6 @@ def _solve_on_mesh(
         automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
         results = automatic(given)
     return [list(zip(*pair, strict=True)) for pair in zip(*results, strict=True)]
-
-
-def _has_products(manifold: Manifold) -> bool:
-    """Return whether a step multiplies matrices, for its direction or its retraction."""
-    return manifold.ndim > 1 and (manifold.factor_ndim > 1 or manifold.norm.has_products)
 
 
 def _sharded_alike(point: jax.Array, *others: jax.Array) -> tuple[jax.Array, ...]:

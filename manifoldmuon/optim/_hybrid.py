@@ -36,16 +36,12 @@ def hybrid(
         `contrib.normuon(...)`.
       geometry: the geometry of `tx`; see `resolve_geometry`. The entry None gives a parameter, of
         any shape, to `rest`.
-      rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`.
+      rest: a complete optimizer with its learning rate, such as `optax.adamw(3e-4)`; `init` refuses
+        one that ascends, as `optax.scale_by_adam()` does.
 
     Returns:
       The transformation, with the state of `optax.partition`. If `tx` must be last, so must it:
       `optim.chain` refuses later transformations. To freeze parameters of the rest, mask `rest`.
-      `update` needs `params`.
-
-    Raises:
-      TypeError: `tx` or `rest` is not a transformation.
-      ValueError: on `init`, `rest` ascends, as `optax.scale_by_adam()` does.
 
     Examples:
       >>> geometry = {"kernel": mm.manifolds.Stiefel(), "bias": None}

@@ -80,12 +80,10 @@ def keep_norms(geometry: Geometry, radius: Radius = None) -> Transformation:
       sphere. A zero step gives a zero update. A NaN stays in its point. `update` needs `params`.
 
     Raises:
-      TypeError: on use; see `resolve_geometry`.
-      ValueError: on use; see `resolve_geometry`. A radius is not a positive number, a rule or None;
-        a constrained leaf is not on a `Hypersphere`; or, in `init`, a weight has norm zero or a
-        norm that is not finite. The message names its path: give it a `radius`, and the first step
-        takes it there. Inside `jax.jit` it is a `JaxRuntimeError` of the running program (on TPUs a
-        warning); without the check (`start_anywhere`) the radius is NaN, as is the next weight.
+      ValueError: on use, a constrained leaf is not on a `Hypersphere`; in `init`, a weight has norm
+        zero or a norm that is not finite. Give it a `radius`, and the first step takes it there.
+        Inside `jax.jit` it is a `JaxRuntimeError` of the running program (on TPUs a warning);
+        without the check (`start_anywhere`) the radius is NaN, as is the next weight.
 
     Examples:
       >>> tx, params = keep_norms(mm.manifolds.Hypersphere()), jnp.array([0.0, 5.0])

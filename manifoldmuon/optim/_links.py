@@ -44,8 +44,7 @@ def project_tangent(geometry: Geometry) -> optax.GradientTransformationExtraArgs
       >>> tx = chain(optax.scale_by_lion(), project_tangent(g), optax.scale(-1e-3), retract(g))
     """
 
-    options: Any = {"name": "project_tangent", "select": constrained, "rest": True}
-    return transformation(tangent, geometry, **options)
+    return transformation(tangent, geometry, name="project_tangent", select=constrained, rest=True)
 
 
 class ScaleBySteepestState(NamedTuple):

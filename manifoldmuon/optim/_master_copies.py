@@ -52,10 +52,6 @@ def with_master_copies(
       than a factor of two. `monitor_distance(geometry, params, state)` measures the copies.
       `update` needs `params`.
 
-    Raises:
-      TypeError: `dtype` is not floating; on use, see the inner transformation.
-      ValueError: on use, `params` is missing; see also the inner transformation.
-
     Examples:
       >>> tx = with_master_copies(manifold_muon(0.02, mm.manifolds.Stiefel()))
     """

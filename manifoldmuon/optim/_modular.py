@@ -69,9 +69,6 @@ def modular(
       learning_rate: see `manifold_muon`, also for the arguments not listed here.
       architecture: any object with `geometry()` and `budgets()`.
 
-    Returns:
-      The chain. `update` needs `params`.
-
     Examples:
       >>> net = mm.modules.Linear(1, 8) @ mm.modules.ReLU() @ mm.modules.Linear(8, 3)
       >>> tx, params = modular(0.5, net), net.init(jax.random.key(0))
@@ -123,9 +120,6 @@ def normed(
       architecture: any object with `geometry()` and `budgets()`.
       weight_decay: see `manifold_muon`.
       iterations: see `normalize`.
-
-    Returns:
-      The chain. `update` needs `params`.
 
     Examples:
       >>> net = mm.modules.Linear(2, 2)

@@ -51,20 +51,20 @@ def monitor(state: Any) -> dict[str, dict[str, jax.Array]]:
 
 
 def find_in(state: Any, kind: type, field: str) -> dict[str, jax.Array] | None:
-    """Return a field by path, from all states of a type in an optimizer state; None without any.
-
-    Raises:
-      ValueError: two states have the same parameter.
-    """
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
-    states = [node for node in nodes if isinstance(node, kind)]
-    reports = [{"/".join(k): x for k, x in flat(getattr(s, field)).items()} for s in states]
+    """Return a field by path, from all states of a type in an optimizer state; None without any."""
+    fields = [getattr(own, field) for own in _states_of(kind, state)]
+    reports = [{"/".join(keys): x for keys, x in flat(held).items()} for held in fields]
     report: dict[str, jax.Array] = {}
     for numbers in reports:
         if twice := report.keys() & numbers.keys():
             raise ValueError(f"two {kind.__name__} report on {sorted(twice)}; ask each state.")
         report |= numbers
     return report if reports else None
+
+
+def _states_of(kind: type, state: Any) -> list[Any]:
+    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, kind))
+    return [node for node in nodes if isinstance(node, kind)]
 
 
 def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict[str, jax.Array]:
@@ -84,8 +84,7 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
 
     Raises:
       ValueError: a radius in the state belongs to no point of a `Hypersphere`, as with the
-        geometry of another optimizer, or two `keep_norms` have the same parameter; see
-        `resolve_geometry`.
+        geometry of another optimizer, or two `keep_norms` have the same parameter.
 
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([3.0, 4.0])}
@@ -108,16 +107,12 @@ def monitor_distance(geometry: Geometry, params: Any, state: Any = None) -> dict
 
 def _with_master_copies(state: Any, params: Any) -> Any:
     """Return the parameters, replaced by their master copies in a state, if any."""
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: isinstance(node, MasterCopiesState))
-    copies = {
-        "/".join(keys): leaf
-        for node in nodes
-        if isinstance(node, MasterCopiesState)
-        for keys, leaf in flat(node.copies).items()
-    }
-    pairs, treedef = flatten_with_path(params, is_hole) if copies else ([], None)
-    leaves = [copies.get(path_string(path), leaf) for path, leaf in pairs]
-    return jax.tree.unflatten(treedef, leaves) if copies else params
+    states = _states_of(MasterCopiesState, state)
+    copies = {"/".join(k): x for own in states for k, x in flat(own.copies).items()}
+    if not copies:
+        return params
+    pairs, treedef = flatten_with_path(params, is_hole)
+    return jax.tree.unflatten(treedef, [copies.get(path_string(path), x) for path, x in pairs])
 
 
 def _find_radii(state: Any, plan: Plan, params: Any) -> dict[str, Any]:
@@ -155,9 +150,6 @@ def monitor_scalars(
     Returns:
       `{"gap/path": ..., "residual/path": ..., "distance/path": ...}`: scalars, the maximum over
       the points of a stack. Works under `jax.jit`.
-
-    Raises:
-      ValueError: without a geometry, see `monitor`; otherwise see `monitor_distance`.
 
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), {"w": jnp.array([1.0, 0.0])}

@@ -24,7 +24,7 @@ from manifoldmuon.norms import PowerIterations
 from manifoldmuon.optim._budget import Budgets, scale_by_budget
 from manifoldmuon.optim._execute import execute
 from manifoldmuon.optim._geometry import Geometry
-from manifoldmuon.optim._plan import Weight, make_plan, plan_updates
+from manifoldmuon.optim._plan import make_plan, plan_updates
 from manifoldmuon.optim.rules import tangent_part
 
 _ORDINARY = 80  # squared norms between 2**-80 and 2**80 are far from under- and overflow
@@ -70,7 +70,8 @@ def normalize(
 
     Args:
       base: the transformation that computes the updates. It must ascend, like
-        `optax.scale_by_adam()`, `optax.trace(0.9)` and `optax.identity()`.
+        `optax.scale_by_adam()`, `optax.trace(0.9)` and `optax.identity()`; `init` refuses a base
+        that descends, such as `optax.adam(1e-3)`.
       geometry: the manifold of each parameter, which gives its norm; see `resolve_geometry`.
       budgets: target norms; see `scale_by_budget`.
       iterations: number of power iteration steps.
@@ -79,9 +80,6 @@ def normalize(
       A transformation with a `NormalizeState`. Updates have the parameters' dtypes; norms are
       computed in float32 or wider. `update` needs `params`. Zero stays zero; a NaN stays in its
       leaf and does not enter the singular vectors.
-
-    Raises:
-      ValueError: on `init`, for a base that descends, such as `optax.adam(1e-3)`.
 
     Examples:
       >>> tx = normalize(optax.identity(), mm.manifolds.Euclidean(), budgets=0.5)
@@ -97,7 +95,8 @@ def normalize(
         check_ascends("normalize", base)
         plan = make_plan(geometry, params)
         shares.init(params)
-        return NormalizeState(base.init(params), plan.nest(plan.by_path(_init_vectors, params)))
+        vectors = plan.by_path(lambda w, x: w.manifold.norm.init_vectors(w.shape(x)), params)
+        return NormalizeState(base.init(params), plan.nest(vectors))
 
     def update_fn(updates, state, params=None, **extra_args):
         plan = plan_updates("normalize", geometry, updates, params)  # the base may broadcast
@@ -115,10 +114,6 @@ def normalize(
         return NormalizeState(base.init(params), jnp.zeros(()))  # type: ignore
 
     return gradient_transformation(update_fn, init_fn, placeholder)
-
-
-def _init_vectors(weight: Weight, leaf: Any) -> Any:
-    return weight.manifold.norm.init_vectors(weight.shape(leaf))
 
 
 def _tangent_norm(

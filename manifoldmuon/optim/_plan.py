@@ -95,12 +95,9 @@ class Plan(Matched):
     weights: tuple[Weight, ...]
 
     def join(self, new: list[Any], tree: Any, like: Any) -> Any:
-        """Return a tree with new leaves.
+        """Return `tree` with the new array of each weight; None keeps the leaf.
 
-        Args:
-          new: an array for each weight; None keeps the leaf.
-          tree: the tree to change.
-          like: parameters; joined blocks get their shardings.
+        Joined blocks get the shardings of `like`, the parameters.
         """
         leaves, blocks = self.leaves(tree), {}
         for weight, x in zip(self.weights, new, strict=True):
@@ -145,15 +142,7 @@ class Plan(Matched):
 def make_plan(geometry: Geometry, params: Any, *, rest: bool = False, warn: bool = True) -> Plan:
     """Return the plan of a tree of parameters; cached by structure, shapes and dtypes.
 
-    Args:
-      geometry: the manifold of each parameter; see `resolve_geometry`.
-      params: the parameters.
-      rest: whether to allow the entry None.
-      warn: whether to warn of copies that the geometry does not declare.
-
-    Raises:
-      TypeError: see `resolve_geometry`.
-      ValueError: an entry is None and `rest` is False; see `resolve_geometry`.
+    `rest` allows the entry None; `warn` warns of copies that the geometry does not declare.
     """
     matched = match_geometry(geometry, params)
     if warn:
@@ -230,8 +219,9 @@ def _difference(updates: Any, params: Any, *structures: Any) -> str:
     missing = [path for path in wanted if path not in given]
     extra = [path for path in given if path not in wanted]
     if not missing and not extra:
-        return ("updates and parameters are trees of different containers: {} against {}.").format(
-            *structures
+        given, wanted = structures
+        return (
+            f"updates and parameters are trees of different containers: {given} against {wanted}."
         )
     hint = ""
     if not set(given) & set(wanted):

@@ -60,9 +60,6 @@ def riemannian_adam(
       accumulator_dtype: dtype of the averaged gradient; None for that of the averaged square,
         float32 or wider.
 
-    Returns:
-      The chain. `update` needs `params`.
-
     Examples:
       >>> tx, w = riemannian_adam(0.1, mm.manifolds.Stiefel()), jnp.eye(4, 2)
       >>> state = tx.init(w)
@@ -127,9 +124,6 @@ def riemannian_sgd(
       momentum: decay of the momentum; None turns momentum off.
       nesterov: whether to look ahead along the momentum.
       accumulator_dtype: see `manifold_muon`.
-
-    Returns:
-      The chain. `update` needs `params`.
 
     Examples:
       >>> tx, w = riemannian_sgd(0.1, mm.manifolds.Stiefel()), jnp.eye(4, 2)

@@ -76,13 +76,6 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
       geometry: the manifold of each parameter; see `resolve_geometry`. Unconstrained parameters,
         and parameters with the entry None, start as they are.
 
-    Returns:
-      A transformation with a `StartOnState`. `update` needs `params`.
-
-    Raises:
-      TypeError: `tx` is not a transformation; on use, see `resolve_geometry`.
-      ValueError: on use; see `resolve_geometry`.
-
     Examples:
       >>> sphere, params = mm.manifolds.Hypersphere(), jnp.array([0.0, 30.0])
       >>> tx = start_on(manifold_muon(0.1, sphere), sphere)
@@ -111,7 +104,10 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
 
         short = any(jnp.finfo(x.dtype).bits < 32 for x in before.values())
         is_new = state.count < (2 if short else 1)
-        points = _cond(is_new, nearest, before)
+        if isinstance(is_new, Tracer):
+            points = jax.lax.cond(is_new, nearest, lambda points: points, before)
+        else:  # eager `cond` compiles at every call
+            points = nearest(before) if is_new else before
         updates, inner_state = inner.update(
             updates, state.inner, plan.fill(params, points), **extra_args
         )
@@ -129,25 +125,12 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
     )
 
 
-def _cond(condition: Any, function: Any, value: Any) -> Any:
-    """Return `function(value)` if the condition holds, otherwise the value."""
-    if isinstance(condition, Tracer):
-        return jax.lax.cond(condition, function, lambda value: value, value)
-    return function(value) if condition else value  # eager `cond` compiles at every call
-
-
 @checked
 def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
     """Turn off the checks of first weights: `init` takes weights off their manifolds.
 
     Without them the first steps may be NaN. Use it where `init` must be free of callbacks, as for
     `jax.export`: inside `jax.jit` the checks of first weights are callbacks.
-
-    Args:
-      tx: any transformation.
-
-    Returns:
-      The transformation, with the same state.
 
     Examples:
       >>> tx = start_anywhere(manifold_muon(0.1, mm.manifolds.Stiefel()))
@@ -229,23 +212,21 @@ def _raise_if_far(paths: list[str], *numbers: Any) -> None:
     if far:
         is_zero = zip(paths, numbers[len(paths) :], strict=True)
         zeros = [path for path, x in is_zero if x and _is_far(sizes[path])][:_SHOWN]
-        hint = (
-            f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
-            f" model computes. {ADAPTERS}"
-        )
-        lost = any(math.isnan(x) for x in sizes.values())
+        hint = ""
+        if zeros:
+            hint += (
+                f" No point is nearest to the zeros of {zeros}: project_tree would change what the"
+                f" model computes. {ADAPTERS}"
+            )
+        if any(math.isnan(x) for x in sizes.values()):
+            hint += " Where it is nan, weights are not finite, or overflow when squared."
         more = [f"{len(far) - _SHOWN} more"] if len(far) > _SHOWN else []
         raise ValueError(
             f"parameters are far from their manifolds: {', '.join(far[:_SHOWN] + more)}."
             " Start from optim.project_tree(geometry, params), which gives the nearest points, or"
             " from optim.init_tree(geometry, key, params), which gives random points. If a trainer"
-            " makes the weights, optim.start_on(tx, geometry) moves them in the first update."
-            + (hint if zeros else "")
-            + (
-                " Where it is nan, weights are not finite, or overflow when squared."
-                if lost
-                else ""
-            )
+            " makes the weights, optim.start_on(tx, geometry) moves them in the first"
+            f" update.{hint}"
         )
 
 

@@ -99,8 +99,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       budgets: shares of the learning rate per leaf; see `scale_by_budget`.
 
     Returns:
-      A `Table` with `rows` of the fields `path`, `shape`, `copies`, `fan_in`, `fan_out`,
-      `manifold`, `budget` and `layout`. A parameter with the entry None is shown as `rest`.
+      A `Table` with a `TableRow` per parameter. One with the entry None is shown as `rest`.
 
     Examples:
       >>> table = tabulate(mm.manifolds.Stiefel().stacked(), {"w": jnp.ones((5, 4, 3))})

@@ -63,11 +63,6 @@ def transformation(
       divide: see `map_leaves`.
       stack: see `map_leaves`.
 
-    Raises:
-      TypeError: a rule or `init` returns something else; on use, see `resolve_geometry`.
-      ValueError: a state without `init`, or a number with the name of a field; on use, if
-        rules return other names than the state has, or a value of another shape or dtype.
-
     Examples:
       >>> tx = transformation(rules.then(rules.tangent, rules.unit), mm.manifolds.Hypersphere())
       >>> params = jnp.array([1.0, 0.0])
@@ -93,7 +88,13 @@ def transformation(
         plan = plan_updates(name, geometry, updates, params, rest=rest)
         given = None if state is None else by_weight(plan, before)
         if numbers:
-            given = given_numbers(plan, params, given, numbers)
+            leaves = plan.leaves(params)
+            given = {
+                w.path: ({} if given is None else given[w.path])
+                | {key: jnp.full(w.copies(leaves[w.index]), x) for key, x in numbers.items()}
+                for w in plan.weights
+                if given is None or w.path in given
+            }
         updates, results = execute(name, plan, rule, (params, updates), given, **options)
         return updates, before if state is None else merge(name, plan, before, results)
 
@@ -151,19 +152,6 @@ def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
 
 def _dtype_and_shape(x: Any) -> tuple[Any, ...]:
     return x.dtype, x.shape
-
-
-def given_numbers(
-    plan: Plan, params: Any, given: dict[str, Any] | None, numbers: Mapping[str, Any]
-) -> dict[str, dict[str, Any]]:
-    """Add numbers, one per point, to what is given for each weight."""
-    leaves = plan.leaves(params)
-    return {
-        w.path: ({} if given is None else given[w.path])
-        | {name: jnp.full(w.copies(leaves[w.index]), x) for name, x in numbers.items()}
-        for w in plan.weights
-        if given is None or w.path in given
-    }
 
 
 def budgets_by_weight(

@@ -1,4 +1,4 @@
-"""Manifold methods for whole trees of parameters: projection, distance, random points."""
+"""Manifold methods for whole trees of parameters: projection, random points."""
 
 from __future__ import annotations
 
@@ -117,10 +117,6 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
       shardings are kept; set others with `out_shardings`). Every leaf is random, gains and biases
       too; to keep a framework's initial values, call `project_tree` on its parameters. Arrays with
       the entry None do not change.
-
-    Raises:
-      TypeError: `key` is not a random key; see `resolve_geometry`.
-      ValueError: a parameter with the entry None has no values; see `resolve_geometry`.
 
     Examples:
       >>> shapes = {"w": jax.ShapeDtypeStruct((4, 3), jnp.float32)}

@@ -43,11 +43,6 @@ class CertificationResult(Printed):
         of the image, changes the predicted label.
       bounds: bounds of the network up to its last linear layer, at its weights. Its
         `lipschitz_inputs` is in units of the network's input.
-
-    Examples:
-      >>> net = mm.modules.Linear(2, 2, mm.manifolds.Orthogonal())
-      >>> [f"{radius:.3f}" for radius in certify(net, jnp.eye(2), jnp.eye(2)).radii]
-      ['0.707', '0.707']
     """
 
     net: Module
@@ -72,11 +67,7 @@ class CertificationResult(Printed):
     def accuracy(self, radius: float = 0.0) -> float:
         """Return the share of images with a right label that is certified within this radius.
 
-        Args:
-          radius: length in units of the image; 0 gives the clean accuracy.
-
-        Raises:
-          ValueError: `certify` was given no labels.
+        The radius is a length in units of the image; 0 gives the clean accuracy. Needs labels.
         """
         check_number("accuracy(radius)", radius, within="[0, inf)")
         if self.labels is None:
@@ -141,7 +132,6 @@ def certify(
       batch: number of images per evaluation.
 
     Raises:
-      TypeError: `net` is not a module.
       ValueError: a weight is off its manifold, an array does not fit, the network is not bounded
         in Euclidean length, a logit is not finite, or the declared network is not `model`.
 

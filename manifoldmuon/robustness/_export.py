@@ -72,8 +72,6 @@ def export(
 
     Raises:
       FileExistsError: the directory is not empty.
-      ImportError: safetensors is not installed.
-      TypeError: the verifier does not know the kind of a module.
       ValueError: arguments do not fit, or the verifier refuses weights or images.
 
     Examples:
@@ -159,9 +157,8 @@ def _proved(contents: dict[str, bytes]) -> np.ndarray:
             radii = verify(Path(folder, "certificate")).radii
         except Refused as refusal:
             if refusal.radii is None:
-                raise ValueError(f"the verifier refuses these weights or images: {refusal}") from (
-                    None
-                )
+                what = f"the verifier refuses these weights or images: {refusal}"
+                raise ValueError(what) from None
             radii = refusal.radii
     return np.nextafter(radii, 0)
 
@@ -178,9 +175,6 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Description]:
       module: a module of the network.
       params: its parameters, with the axes of stacks in front.
       arrays: gets the arrays named in the entries.
-
-    Raises:
-      TypeError: the module has no known entry.
 
     Examples:
       >>> class Center(mm.modules.Bond):

@@ -31,16 +31,11 @@ def margin_cross_entropy(
     Args:
       logits: `(..., classes)`, floating point.
       labels: `(...)`, whole numbers from 0 to `classes - 1`.
-      offset: a margin in the unit of the logits; 0 or more.
-      temperature: a positive number in the unit of the logits.
+      offset: a margin in the unit of the logits; 0 or more (not checked in JAX arrays).
+      temperature: a positive number in the unit of the logits (not checked in JAX arrays).
 
     Returns:
       A loss for each example, in float32 or wider; NaN if the label is not a class.
-
-    Raises:
-      TypeError: logits are not floating point, or labels not whole numbers.
-      ValueError: shapes do not fit, or a number is out of its range. JAX arrays, such as a
-        schedule's values under `jax.jit`, are not range-checked.
 
     Examples:
       >>> margin_cross_entropy(jnp.zeros((1, 2)), jnp.array([0]), 0.0, 1.0).round(4)

@@ -66,13 +66,7 @@ def at_most(law: str, actual, bound, tolerance: float = 0.0) -> None:
 
 
 def check_all(laws: Sequence[tuple[int, Callable[..., None]]], where: str, *args: Any) -> None:
-    """Raise an `AssertionError` with a numbered line for every broken law.
-
-    Args:
-      laws: pairs of a law's number and its check.
-      where: page or docstring that lists the laws.
-      *args: arguments of the checks.
-    """
+    """Raise an `AssertionError` with a line for every broken law, with its number in `where`."""
     broken = []
     for number, check in laws:
         try:

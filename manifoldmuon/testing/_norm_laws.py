@@ -185,9 +185,8 @@ def _check_norm_gap(case: CheckedNorm) -> None:
             value = gap(grad, direction)
             at_most(f"gap >= 0 at {name}", 0, value)
             missed = 1 - case.inner(grad, direction) / wide(results.dual)
-            at_most(
-                f"gap bounds 1 - <g, a> / dual_norm(g) at {name}", missed, value, case.tolerance
-            )
+            law = f"gap bounds 1 - <g, a> / dual_norm(g) at {name}"
+            at_most(law, missed, value, case.tolerance)
     for c in SCALES:
         first, scaled = (case.ask(x, case.weight).gap for x in (case.grad, c * case.grad))
         agree(f"gap(c g) == gap(g) at c = {c:g}", scaled, first, case.tolerance)
@@ -236,12 +235,8 @@ def _check_norm_fast(case: CheckedNorm) -> None:
     gained = case.inner(case.grad, result.dualize) / wide(results.dual)
     law = "for_training(): norm(dualize(g)) <= 1"
     at_most(law, case.ask(case.grad, result.dualize).size, 1, case.tolerance)
-    at_most(
-        "for_training(): gap bounds 1 - <g, a> / dual_norm(g)",
-        1 - gained,
-        result.gap,
-        case.tolerance,
-    )
+    law = "for_training(): gap bounds 1 - <g, a> / dual_norm(g)"
+    at_most(law, 1 - gained, result.gap, case.tolerance)
     at_most("for_training(): <g, dualize(g)> >= dual_norm(g) / 2", 0.5, gained)
 
 

@@ -130,12 +130,6 @@ def take_step(case: CheckedTransformation, grads: Any, params: Any = None) -> tu
     return case.tx.update(grads, state, params)
 
 
-def assert_finite(tree: Any) -> None:
-    for path, x in jax.tree.leaves_with_path(tree):
-        wide = np.asarray(x).astype(np.float64)
-        assert np.all(np.isfinite(wide)), f"not finite: {jax.tree_util.keystr(path)}"
-
-
 def zeros_like(tree: Any) -> Any:
     return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), tree)
 
@@ -165,16 +159,12 @@ def _empty_trees(case: CheckedTransformation) -> None:
 
 
 def _holes(case: CheckedTransformation) -> None:
-    wanted, _ = case.first
-    masked = (
-        mask_first_leaf(case.grads, optax.MaskedNode()),
-        mask_first_leaf(case.params, optax.MaskedNode()),
-    )
-    updates, _ = take_step(case, *masked)
-    chex.assert_trees_all_close(updates, mask_first_leaf(wanted, optax.MaskedNode()), **CLOSE)
-    missing = mask_first_leaf(case.grads, None), mask_first_leaf(case.params, None)
+    trees = case.grads, case.params, case.first[0]
+    *masked, wanted = (mask_first_leaf(tree, optax.MaskedNode()) for tree in trees)
+    chex.assert_trees_all_close(take_step(case, *masked)[0], wanted, **CLOSE)
+    *missing, wanted = (mask_first_leaf(tree, None) for tree in trees)
     shapes = jax.eval_shape(lambda grads, params: take_step(case, grads, params)[0], *missing)
-    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, mask_first_leaf(wanted, None))
+    chex.assert_trees_all_equal_shapes_and_dtypes(shapes, wanted)
 
 
 def _dtypes(case: CheckedTransformation) -> None:
@@ -190,10 +180,7 @@ def _dtypes(case: CheckedTransformation) -> None:
                 updates, next_state = case.first
             else:
                 updates, next_state = jax.eval_shape(case.tx.update, grads, state, params)
-            if case.needs_params:
-                chex.assert_trees_all_equal_dtypes(updates, params)
-            else:
-                chex.assert_trees_all_equal_dtypes(updates, grads)
+            chex.assert_trees_all_equal_dtypes(updates, params if case.needs_params else grads)
             chex.assert_trees_all_equal_shapes_and_dtypes(next_state, state)
 
 
@@ -219,7 +206,7 @@ def _assert_shape(x: Any, shape: tuple[int, ...]) -> Any:
 
 def _degenerate(case: CheckedTransformation) -> None:
     # The gradient of the squared norm, which is normal to many manifolds.
-    assert_finite(take_step(case, case.params))
+    chex.assert_tree_all_finite(take_step(case, case.params))
 
 
 def _nan_in_one_leaf(case: CheckedTransformation) -> None:
@@ -265,7 +252,7 @@ def _still(case: CheckedTransformation) -> None:
     zeros = zeros_like(case.grads)
     updates, state = take_step(case, zeros)
     chex.assert_trees_all_equal(updates, zeros)
-    assert_finite(state)
+    chex.assert_tree_all_finite(state)
 
 
 def _ascends(case: CheckedTransformation, sign: int = 1) -> None:
