@@ -59,6 +59,11 @@ def geometry(
     )
     params = eqx.filter(model, where)
     pairs = jax.tree_util.tree_leaves_with_path(params)
+    if not pairs:
+        raise ValueError(
+            "frameworks.equinox.geometry: `where` keeps no leaf of the model. For a model of shapes"
+            " give where=lambda x: isinstance(x, jax.ShapeDtypeStruct)"
+        )
     named = [(path_string(path), list(_owners(model, path))) for path, _ in pairs]
     single = reading.single_shapes(named, _SHAPES)
     rescaling = eqx.nn.WeightNorm, eqx.nn.SpectralNorm

@@ -93,7 +93,7 @@ def excess_loss(log2_rates: Grid, losses: Losses, at: float) -> float | None:
     if best is None:
         return None
     heights = _heights(losses)
-    lowest = int(heights.argmin())
+    lowest = _least(losses)
 
     def height(exponent: float) -> float:
         nearest = int(np.argmin(np.abs(np.subtract(log2_rates, exponent))))
@@ -141,13 +141,19 @@ def _check_curve(name: str, log2_rates: Grid, losses: Any) -> None:
 
 def _lowest(exponents: Grid, losses: Losses) -> tuple[float | None, str]:
     """Return log2 of a seed's best rate, or None and the edge of the grid ("below", "above")."""
-    heights = _heights(losses)
-    k = int(heights.argmin())
+    heights, k = _heights(losses), _least(losses)
     if k in (0, len(heights) - 1):
         return None, "below" if k == 0 else "above"
+    if not np.ptp(heights[k - 1 : k + 2]):
+        return float(exponents[k]), ""
     curvature, tilt, _ = _parabola(exponents, heights, k)
-    # Three equal losses: keep the rate of the grid.
-    return float(exponents[k] - (tilt / (2 * curvature) if curvature else 0.0)), ""
+    return float(exponents[k] - tilt / (2 * curvature)), ""
+
+
+def _least(losses: Losses) -> int:
+    """Return the index of the least finite loss; 0 if there is none."""
+    values = np.array([np.inf if loss is None else loss for loss in losses], np.float64)
+    return int(np.where(np.isfinite(values), values, np.inf).argmin())
 
 
 def _heights(losses: Losses) -> np.ndarray:

@@ -79,5 +79,8 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
     factor = msign(high, method)
     length = arrays.sym(arrays.product(factor.mT, high))
     excess = positive_part(length - upper * arrays.identity_like(length), method)
+    # Inside the ball the error would be that of `upper`, however small the matrix.
+    inside = arrays.expand_trailing(arrays.frobenius_norm(high) <= upper, 2)
+    excess = jnp.where(inside, 0, excess)
     clipped = high - arrays.product(factor, excess)
     return arrays.match_orientation(clipped, x).astype(x.dtype)

@@ -127,8 +127,9 @@ def certify(
         The network reads `(images - shift) / scale`, in float32.
       scale: a positive number or such an array; its smallest entry scales the radii.
       tolerance: the largest distance of a weight from its manifold, relative to the manifold's
-        scale. Radii are right for any weights, but weights far off their manifold are probably not
-        the trained weights, and raise an error.
+        scale, or twice the eps of the weight's dtype if that is larger. Radii are right for any
+        weights, but weights far off their manifold are probably not the trained weights, and raise
+        an error.
       batch: number of images per evaluation.
 
     Raises:
@@ -151,8 +152,12 @@ def certify(
         net, params = net.network(params)
     _check_on_manifolds(net, params, tolerance)
     x = np.asarray(images)
-    if x.ndim < 2 or not (np.isrealobj(x) and np.issubdtype(x.dtype, np.number)):
-        raise ValueError(f"certify(images) must be numbers (n, ...); got {x.dtype}{list(x.shape)}")
+    real = jnp.issubdtype(x.dtype, jnp.floating) or jnp.issubdtype(x.dtype, jnp.integer)
+    if x.ndim < 2 or not len(x) or not real:
+        raise ValueError(
+            "certify(images) must be numbers (n, ...), one image or more; got"
+            f" {x.dtype}{list(x.shape)}"
+        )
     check_number("certify(batch)", batch, within="[1, inf)", whole=True)
     zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
     for name, array in (("shift", zero), ("scale", unit)):
@@ -226,14 +231,18 @@ def _check_labels(labels: ArrayLike, count: int) -> np.ndarray:
 
 
 def _check_on_manifolds(net: Module, params: Any, tolerance: float) -> None:
+    if not (isinstance(tolerance, int | float | np.number) and tolerance >= 0):
+        raise ValueError(f"certify(tolerance) must be a number >= 0; got {tolerance!r}")
+
     def check(spec: Any, value: Any) -> None:
         if not spec.manifold.constrained:
             return
         far = float(np.max(np.asarray(_distance(spec.manifold, value)), initial=0.0))
-        if not far <= tolerance:
+        # The nearest point in bfloat16 is off the set by rounding.
+        if not far <= (allowed := max(tolerance, 2 * float(jnp.finfo(value.dtype).eps))):
             raise ValueError(
                 f"a weight {value.shape} is {far:.3g} from its manifold, {spec.manifold}; the "
-                f"tolerance is {tolerance:g}. Pass the trained weights, or project them by "
+                f"tolerance is {allowed:g}. Pass the trained weights, or project them by "
                 "optim.project_tree"
             )
 

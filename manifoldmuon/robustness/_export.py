@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.text import missing_extra
 from manifoldmuon.modules import Add, Atom, Compose, Concatenate, Module, Stack, Tied
 from manifoldmuon.robustness._certificates import CertificationResult
@@ -89,10 +90,23 @@ def export(
     if labels is None:
         raise ValueError("a certificate needs labels: write certify(..., labels)")
     if not (np.isfinite(radii) & (radii >= 0)).all():
-        raise ValueError("radii must be finite and not negative")
+        raise ValueError(
+            "certified.radii must be finite and not negative: those of a constant network are"
+            " infinite, replace them"
+        )
+    for radius in (at := [*np.atleast_1d(at).tolist()]):
+        check_number("export(at)", radius, within="[0, inf)")
+    if images.dtype.kind in "iu" and images.dtype not in (np.uint8, np.int32):
+        if not (np.can_cast(images.dtype, np.int32) or np.max(np.abs(images)) < 2**31):
+            raise ValueError(f"images of integers must fit into int32; got {images.dtype}")
+        images = images.astype(np.int32)
+    images = images.astype(images.dtype.newbyteorder("="))
     if arithmetic not in ("real", "float32"):
         raise ValueError(f"arithmetic must be 'real' or 'float32'; got {arithmetic!r}")
-    low, high = (np.min(images), np.max(images)) if pixels is None else pixels
+    ends = (np.min(images), np.max(images)) if pixels is None else tuple(pixels)
+    if len(ends) != 2 or not np.isfinite(np.asarray(ends, np.float64)).all():
+        raise ValueError(f"pixels must be two finite numbers, such as (0, 255); got {pixels!r}")
+    low, high = ends
     if not (low <= np.min(images) and np.max(images) <= high):
         raise ValueError(
             f"pixels must include all images, which are in [{np.min(images)}, {np.max(images)}]; "
@@ -130,7 +144,7 @@ def export(
         return files | {"certificate.json": text}
 
     # Smaller claims take less room for rounding: what is proved now is proved then.
-    _write(folder, contents(np.minimum(radii, _proved(contents(radii)))))
+    _write(folder.resolve(), contents(np.minimum(radii, _proved(contents(radii)))))
     return folder / "certificate.json"
 
 
@@ -191,7 +205,9 @@ def describe(module: Module, params: Any, arrays: Arrays) -> list[Description]:
         )
     kind, *fields = module.entry
     weight = {"weight": arrays.add(kind, params)} if isinstance(module, Atom) else {}
-    return [{"kind": kind, **weight, **{name: getattr(module, name) for name in fields}}]
+    values = {name: getattr(module, name) for name in fields}
+    numbers = {k: x.item() if isinstance(x, np.generic) else x for k, x in values.items()}
+    return [{"kind": kind, **weight, **numbers}]
 
 
 @describe.register

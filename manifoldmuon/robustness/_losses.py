@@ -61,6 +61,7 @@ def margin_cross_entropy(
     if not isinstance(temperature, jax.Array) and temperature == 0:
         raise ValueError(f"{name}: temperature must be above 0; got {temperature!r}")
     wide = upcast(logits)
+    labels = jnp.asarray(labels).astype(jnp.promote_types(jnp.result_type(labels), jnp.int32))
     onehot = jax.nn.one_hot(labels, shape[-1], dtype=wide.dtype)
     scores = (wide - offset * onehot) / temperature
     losses = optax.losses.softmax_cross_entropy_with_integer_labels(scores, labels)

@@ -68,3 +68,9 @@ def test_free_weight_inside_a_rescaling_wrapper_is_read(read, kind, path):
 def test_layer_beside_a_rescaling_wrapper_is_read(kind):
     found = read_linen(kind, Stiefel(), overrides={"inside/kernel": None})
     assert found["Dense_0/kernel"] == Stiefel().transposed()
+
+
+def test_model_of_shapes_needs_where():
+    model = eqx.filter_eval_shape(lambda key: eqx.nn.Linear(4, 4, key=key), KEY)
+    with pytest.raises(ValueError, match="`where` keeps no leaf"):
+        equinox.geometry(model, Stiefel())

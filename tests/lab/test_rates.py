@@ -104,6 +104,13 @@ def test_excess_loss_matches_parabola(at):
     assert excess_loss(EXPONENTS, curve(-9.0), at) is None
 
 
+@pytest.mark.parametrize("losses", [[None, None, 0.5, None], [None, 0.7, 0.5, 0.7]], ids=str)
+def test_lowest_loss_beside_diverged_rates_is_inside_the_grid(losses):
+    found = best_rate([-4, -3, -2, -1], [losses])
+    assert (found.log2_rate, found.edge) == (pytest.approx(-2), "")
+    assert excess_loss([-4, -3, -2, -1], losses, -2.0) == pytest.approx(0, abs=1e-12)
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_excess_loss_is_that_of_the_grid_and_never_negative(seed):
     """Of two parabolas through neighbours on the grid the other may have the lower minimum."""

@@ -299,6 +299,8 @@ ONE = np.ones((1, 6))
     [
         ({"images": np.ones(6, np.float32)}, "certify\\(images\\)"),
         ({"images": np.ones((2, 6), complex)}, "must be numbers"),
+        ({"images": np.ones((0, 6), np.float32)}, "one image or more; got float32"),
+        ({"tolerance": np.nan}, "certify\\(tolerance\\) must be a number >= 0; got nan"),
         ({"labels": np.zeros(3, int)}, "must be 2 whole numbers"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),

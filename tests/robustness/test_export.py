@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxtyping import config
 
 from manifoldmuon import modules
 from manifoldmuon.manifolds import EmbeddingRows, Orthogonal, Stiefel
@@ -84,6 +85,25 @@ def test_weights_are_exported_in_their_dtype(rng, tmp_path, dtype, name):
     assert 0.02 * size < report.most_singular - 1 < 4 * size
     arrays = json.loads(path.read_text())["weights"]["arrays"]
     assert {entry["dtype"] for entry in arrays.values()} == {name}
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint16", ">f4", "bfloat16"])
+def test_images_of_any_dtype_are_exported(rng, tmp_path, dtype):
+    net, params, _, labels = small(rng)
+    images = rng.integers(99, size=(8, 5)).astype(jnp.bfloat16 if dtype == "bfloat16" else dtype)
+    found = certify(net, params, images, labels)
+    report = verify(export(tmp_path / "it", found))
+    np.testing.assert_allclose(report.radii, found.radii, rtol=1e-5)
+
+
+def test_network_in_bfloat16_with_numpy_numbers_is_certified(rng, tmp_path, monkeypatch):
+    """The nearest points in bfloat16 are on their manifolds; NumPy numbers are no JSON."""
+    monkeypatch.setattr(config, "jaxtyping_disable", True)
+    net = modules.Mul(np.float32(0.5)) @ Linear(3, 12, Stiefel())
+    net = net @ modules.GroupSort(np.int64(2)) @ Linear(12, 5, Stiefel())
+    params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), net.init(jax.random.key(2)))
+    found = certify(net, params, rng.normal(size=(8, 5)).astype(np.float32), np.arange(8) % 3)
+    assert verify(export(tmp_path / "it", found)).matrices == 2
 
 
 NETWORKS = CASES | fuzz.networks()
@@ -197,6 +217,8 @@ def test_export_refuses_unknown_modules(module, what):
         ({"radii": np.full(8, np.nan)}, "radii must be finite"),
         ({"radii": np.full(8, -1.0)}, "not negative"),
         ({"pixels": (0.0, 1.0)}, "pixels must include all images, which are in"),
+        ({"pixels": (0.0, np.inf)}, "pixels must be two finite numbers"),
+        ({"at": [np.nan]}, "export\\(at\\) must be a finite number"),
         ({"arithmetic": "bfloat16"}, "must be 'real' or 'float32'"),
     ],
 )

@@ -82,8 +82,11 @@ def test_losses_promote_to_float32_and_support_float64():
         np.testing.assert_allclose(loss(z, labels, *GIVEN), wanted, rtol=1e-12, atol=1e-14)
 
 
-@pytest.mark.parametrize("label", [-1, 5])
-def test_invalid_label_gives_nan(label):
+@pytest.mark.parametrize(("label", "classes"), [(-1, 5), (5, 5), (-1, 256)])
+def test_invalid_label_gives_nan(label, classes):
+    """In `int8` the class 255 would be -1."""
     logits, labels = drawn(3)
+    logits = np.pad(logits, ((0, 0), (0, classes - 5)))
+    labels = labels.astype(np.int8)
     labels[2] = label
     assert np.flatnonzero(np.isnan(loss(logits, labels, *GIVEN))).tolist() == [2]
