@@ -184,6 +184,7 @@ class Layout(Value):
 
     def inner_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """Return the shape of the rearranged array; raise `ValueError` for unequal blocks."""
+        self.check_shape(shape)
         *copies, fan_out, fan_in = self._matrix_shape(shape)
         before = len(copies) - len(_axes(self.taps))
         blocks = (n for n in (self._out_blocks, self.in_blocks) if n > 1)

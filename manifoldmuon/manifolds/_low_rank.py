@@ -39,10 +39,10 @@ def low_rank(
       Stiefel(scale=FanRatio())
     """
     check_number("low_rank: rank", rank, whole=True)
-    if len(shape) != 2 or not 1 <= rank <= min(shape):
+    if not isinstance(shape, tuple | list) or len(shape) != 2 or not 1 <= rank <= min(shape):
         raise ValueError(
             f"low_rank takes a shape (m, n) and a rank from 1 to min(m, n); got the shape "
-            f"{tuple(shape)} and the rank {rank}"
+            f"{shape} and the rank {rank}"
         )
     if zero not in ("A", "B"):
         raise ValueError(f"low_rank: zero must be 'A' or 'B', the factor that is 0; got {zero!r}")
