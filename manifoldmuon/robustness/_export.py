@@ -96,8 +96,8 @@ def export(
         )
     for radius in (at := [*np.atleast_1d(at).tolist()]):
         check_number("export(at)", radius, within="[0, inf)")
-    if images.dtype.kind in "iu" and images.dtype not in (np.uint8, np.int32):
-        if not (np.can_cast(images.dtype, np.int32) or np.max(np.abs(images)) < 2**31):
+    if images.dtype.kind in "iu" and images.dtype.name not in ("uint8", "int32"):
+        if np.min(images) < -(2**31) or np.max(images) >= 2**31:
             raise ValueError(f"images of integers must fit into int32; got {images.dtype}")
         images = images.astype(np.int32)
     images = images.astype(images.dtype.newbyteorder("="))

@@ -47,7 +47,8 @@ def retracted(name: str, point: np.ndarray) -> np.ndarray:
 
 def adam_loop(params, grads, rate=0.1, b1=0.8, b2=0.9, eps=1e-3):
     points = {k: np.asarray(x, np.float64) for k, x in params.items()}
-    means, squares = dict.fromkeys(points, 0.0), dict.fromkeys(points, 0.0)
+    means: Any = dict.fromkeys(points, 0.0)
+    squares: Any = dict.fromkeys(points, 0.0)
     for count, batch in enumerate(grads, 1):
         for k, x in points.items():
             g = projected(k, x, np.asarray(batch[k], np.float64))
@@ -61,7 +62,7 @@ def adam_loop(params, grads, rate=0.1, b1=0.8, b2=0.9, eps=1e-3):
 
 def sgd_loop(params, grads, rate=0.1, momentum=0.7):
     points = {k: np.asarray(x, np.float64) for k, x in params.items()}
-    traces = dict.fromkeys(points, 0.0)
+    traces: Any = dict.fromkeys(points, 0.0)
     for batch in grads:
         for k, x in points.items():
             g = projected(k, x, np.asarray(batch[k], np.float64))

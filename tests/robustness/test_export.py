@@ -6,7 +6,7 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -99,8 +99,9 @@ def test_images_of_any_dtype_are_exported(rng, tmp_path, dtype):
 def test_network_in_bfloat16_with_numpy_numbers_is_certified(rng, tmp_path, monkeypatch):
     """The nearest points in bfloat16 are on their manifolds; NumPy numbers are no JSON."""
     monkeypatch.setattr(config, "jaxtyping_disable", True)
-    net = modules.Mul(np.float32(0.5)) @ Linear(3, 12, Stiefel())
-    net = net @ modules.GroupSort(np.int64(2)) @ Linear(12, 5, Stiefel())
+    half, two = cast(float, np.float32(0.5)), cast(int, np.int64(2))
+    net = modules.Mul(half) @ Linear(3, 12, Stiefel())
+    net = net @ modules.GroupSort(two) @ Linear(12, 5, Stiefel())
     params = jax.tree.map(lambda w: w.astype(jnp.bfloat16), net.init(jax.random.key(2)))
     found = certify(net, params, rng.normal(size=(8, 5)).astype(np.float32), np.arange(8) % 3)
     assert verify(export(tmp_path / "it", found)).matrices == 2
