@@ -93,8 +93,10 @@ def check_sharding(
         updates, params, state = step(params, state, grads)
         wanted.append(updates)
     with jax.set_mesh(jax.tree.leaves(shardings)[0].mesh):
-        state = tx.init(sharded)
-        chex.assert_trees_all_equal(_types(jax.jit(tx.init)(sharded)), _types(state))
+        # Finish each program first: on CPUs two programs with collectives can deadlock.
+        state = jax.block_until_ready(tx.init(sharded))
+        compiled = jax.block_until_ready(jax.jit(tx.init)(sharded))
+        chex.assert_trees_all_equal(_types(compiled), _types(state))
     types = _types((sharded, sharded, state))
     traces.clear()
     for expected in wanted:
