@@ -19,9 +19,9 @@ from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.meshes.mesh import explicit_mesh
 from manifoldmuon._internal.trees.paths import flat
 from manifoldmuon._internal.trees.transformations import (
-    Terminal,
     Transformation,
     gradient_transformation,
+    kind_around,
 )
 
 # Resolution of the code near zero. Relative errors (root mean square) of 4 bits in blocks of 128
@@ -136,9 +136,7 @@ def quantized(
         # The dictionary of scales is a scalar there; see `transformation`.
         return QuantizedState(base.init(params), jnp.zeros(()))  # type: ignore
 
-    return gradient_transformation(
-        update_fn, init_fn, placeholder, Terminal if isinstance(inner, Terminal) else Transformation
-    )
+    return gradient_transformation(update_fn, init_fn, placeholder, kind_around(inner))
 
 
 def _map_paths(function: Callable[[str, Any], Any], tree: Any) -> Any:

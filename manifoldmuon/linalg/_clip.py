@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from manifoldmuon._internal.arguments import check_number
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Squares
+from manifoldmuon._internal.matrices.powers_of_two import euclidean_norm
 from manifoldmuon.linalg._msign import msign
 from manifoldmuon.linalg._newton_schulz import MsignMethod
 from manifoldmuon.linalg._svd import SVD
@@ -80,7 +81,7 @@ def clip_singular_values(x: Matrices, upper: float, method: MsignMethod | None =
     length = arrays.sym(arrays.product(factor.mT, high))
     excess = positive_part(length - upper * arrays.identity_like(length), method)
     # Inside the ball the error would be that of `upper`, however small the matrix.
-    inside = arrays.expand_trailing(arrays.frobenius_norm(high) <= upper, 2)
+    inside = arrays.expand_trailing(euclidean_norm(high, 2) <= upper, 2)
     excess = jnp.where(inside, 0, excess)
     clipped = high - arrays.product(factor, excess)
     return arrays.match_orientation(clipped, x).astype(x.dtype)

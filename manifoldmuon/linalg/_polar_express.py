@@ -15,7 +15,7 @@ from numpy.polynomial import chebyshev, polynomial
 from manifoldmuon._internal.arguments import check_fields
 from manifoldmuon.linalg._schedules import Coefficients, Schedule
 
-_ENOUGH = 200  # steps that no design without `safety` reaches
+_ENOUGH = 200  # steps that no design reaches
 _EXCHANGES = 100
 
 

@@ -9,10 +9,10 @@ import optax
 
 from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.trees.transformations import (
-    Terminal,
     Transformation,
     check_descends,
     gradient_transformation,
+    kind_around,
 )
 from manifoldmuon.optim._geometry import Geometry, refuse_keys
 from manifoldmuon.optim._plan import Plan, make_plan, plan_updates
@@ -66,5 +66,5 @@ def hybrid(
         plan = plan_updates("hybrid", geometry, updates, params, rest=True)
         return split(plan, params).update(updates, state, params, **extra_args)
 
-    kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return gradient_transformation(update_fn, init_fn, optax.partition(optimizers, {}).init, kind)
+    placeholder = optax.partition(optimizers, {}).init
+    return gradient_transformation(update_fn, init_fn, placeholder, kind_around(tx))

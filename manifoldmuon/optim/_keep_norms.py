@@ -13,12 +13,8 @@ from jax.core import Tracer
 from manifoldmuon._internal.arguments import checked
 from manifoldmuon._internal.compiling import compiled
 from manifoldmuon._internal.first_values import check_values, is_traced, values_are_checked
-from manifoldmuon._internal.matrices.arrays import expand_trailing, frobenius_norm
-from manifoldmuon._internal.matrices.powers_of_two import (
-    scale_to_unit_exponent,
-    times_power_of_two,
-    to_unit_norm,
-)
+from manifoldmuon._internal.matrices.arrays import expand_trailing
+from manifoldmuon._internal.matrices.powers_of_two import euclidean_norm, to_unit_norm
 from manifoldmuon._internal.meshes.mesh import replicated_like
 from manifoldmuon._internal.scales import ScaleRule, check_scale, scale_of
 from manifoldmuon._internal.trees.matching import match
@@ -206,8 +202,7 @@ def _raise_if_unfit(paths: tuple[str, ...], *unfit: Any) -> None:
 
 
 def _norm_of(manifold: Manifold, point: jax.Array, _: jax.Array) -> tuple[None, jax.Array]:
-    scaled, exponent = scale_to_unit_exponent(point, manifold.ndim)
-    return None, times_power_of_two(frobenius_norm(scaled, manifold.ndim), exponent)
+    return None, euclidean_norm(point, manifold.ndim)
 
 
 def _norm_of_leaf(entry: Entry, leaf: jax.Array) -> jax.Array:

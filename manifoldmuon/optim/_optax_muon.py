@@ -233,10 +233,8 @@ def _optimizer_labels(dims: Any, params: Any) -> Any:
 def _geometry(dims: Any, tree: Any, as_stored: bool = False) -> Any:
     """Return the layouts; with `as_stored` rows are fan-in in all leaves of two axes."""
     leaves, treedef = jax.tree.flatten(tree)
-    given = [
-        _Dims() if as_stored and x.ndim == 2 else d
-        for d, x in zip(_leaf_dims(dims, tree), leaves, strict=True)
-    ]
-    pairs = zip(given, leaves, strict=True)
-    entries = [LaidOut(_MATRIX, Layout.from_muon(d, ndim=x.ndim)) for d, x in pairs]
+    entries = []
+    for own, x in zip(_leaf_dims(dims, tree), leaves, strict=True):
+        given = _Dims() if as_stored and x.ndim == 2 else own
+        entries.append(LaidOut(_MATRIX, Layout.from_muon(given, ndim=x.ndim)))
     return jax.tree.unflatten(treedef, entries)

@@ -31,10 +31,10 @@ from manifoldmuon._internal.matrices.arrays import (
 from manifoldmuon._internal.meshes.mesh import match_varying_axes
 from manifoldmuon._internal.scales import scale_of
 from manifoldmuon._internal.trees.transformations import (
-    Terminal,
     Transformation,
     difference,
     gradient_transformation,
+    kind_around,
 )
 from manifoldmuon.optim._execute import map_leaves
 from manifoldmuon.optim._geometry import Geometry
@@ -119,10 +119,10 @@ def start_on(tx: optax.GradientTransformation, geometry: Geometry) -> Transforma
         count = jnp.minimum(state.count + 1, 2)
         return plan.fill(updates, differences), StartOnState(count, inner_state)
 
-    kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return gradient_transformation(
-        update_fn, init_fn, lambda params: StartOnState(jnp.zeros(()), inner.init(params)), kind
-    )
+    def placeholder(params: Any) -> StartOnState:
+        return StartOnState(jnp.zeros(()), inner.init(params))
+
+    return gradient_transformation(update_fn, init_fn, placeholder, kind_around(tx))
 
 
 @checked
@@ -141,8 +141,8 @@ def start_anywhere(tx: optax.GradientTransformation) -> Transformation:
         with first_values.unchecked_values():
             return tx.init(params)
 
-    kind = Terminal if isinstance(tx, Terminal) else Transformation
-    return gradient_transformation(optax.with_extra_args_support(tx).update, init_fn, tx.init, kind)
+    update_fn = optax.with_extra_args_support(tx).update
+    return gradient_transformation(update_fn, init_fn, tx.init, kind_around(tx))
 
 
 def refuse_far(geometry: Geometry, params: Any) -> None:

@@ -94,7 +94,8 @@ def export(
             "certified.radii must be finite and not negative: those of a constant network are"
             " infinite, replace them"
         )
-    for radius in (at := [*np.atleast_1d(at).tolist()]):
+    at = np.atleast_1d(at).tolist()
+    for radius in at:
         check_number("export(at)", radius, within="[0, inf)")
     if images.dtype.kind in "iu" and images.dtype.name not in ("uint8", "int32"):
         if np.min(images) < -(2**31) or np.max(images) >= 2**31:

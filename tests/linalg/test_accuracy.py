@@ -37,13 +37,16 @@ def test_few_large_singular_values_among_tiny(top):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize(("shape", "size"), [((40, 40), 1), ((12, 30), 1), ((12, 30), 1e-9)])
-def test_clip_singular_values_accurate_to_rounding(shape, size, dtype):
+@pytest.mark.parametrize(
+    ("shape", "size", "upper"),
+    [((40, 40), 1, 1), ((12, 30), 1, 1), ((12, 30), 1e-9, 1), ((12, 30), 1e-25, 1e-25)],
+)
+def test_clip_singular_values_accurate_to_rounding(shape, size, upper, dtype):
     """Errors are relative to the largest singular value."""
     rng = np.random.default_rng(3)
     with jax.enable_x64(dtype == "float64"):
         x = jnp.asarray(size * rng.standard_normal(shape), dtype)
-        found = np.float64(clip_singular_values(x, 1.0))
+        found = np.float64(clip_singular_values(x, float(upper)))
     left, values, right = np.linalg.svd(np.float64(x), full_matrices=False)
-    wanted = (left * np.minimum(values, 1)) @ right
+    wanted = (left * np.minimum(values, upper)) @ right
     assert np.linalg.norm(found - wanted, 2) <= 30 * np.finfo(dtype).eps * values[0]

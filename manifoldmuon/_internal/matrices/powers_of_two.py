@@ -118,6 +118,12 @@ def _raised(x: Floats) -> Floats:
     return jnp.where(tiny, units * 2.0 ** (_LIFT - bias - mantissa + 1), x * 2.0**_LIFT)
 
 
+def euclidean_norm(x: Floats, ndim: int) -> Floats:
+    """Return the norm over the trailing `ndim` axes, at any scale, in float32 or wider."""
+    scaled, exponent = scale_to_unit_exponent(x, ndim)
+    return times_power_of_two(arrays.frobenius_norm(scaled, ndim), exponent)
+
+
 def to_unit_norm(x: Floats, ndim: int) -> Floats:
     """Return `x / ||x||` over the trailing `ndim` axes, in float32 or wider; zero stays zero."""
     scaled, _ = scale_to_unit_exponent(x, ndim)

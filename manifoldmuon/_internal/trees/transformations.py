@@ -22,6 +22,11 @@ class Terminal(Transformation):
     """
 
 
+def kind_around(tx: optax.GradientTransformation) -> type[Transformation]:
+    """Return the type of a transformation around `tx`: `Terminal` if `tx` must come last."""
+    return Terminal if isinstance(tx, Terminal) else Transformation
+
+
 def _placeholder_type() -> type:
     """Return Optax's private placeholder type for parameters."""
     seen = []
