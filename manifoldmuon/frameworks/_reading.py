@@ -187,13 +187,6 @@ def overlap(
     return count
 
 
-def owners_by_name(path: str, modules: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return path and module of each module above a parameter, outermost first."""
-    keys = path.split("/")
-    above = ("/".join(keys[:count]) for count in range(len(keys)))
-    return [(name, modules[name]) for name in above if name in modules]
-
-
 def entries(
     parameters: Iterable[tuple[str, Iterable[tuple[str, Any]]]],
     readers: Mapping[type, Reader],

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from manifoldmuon._internal.text import missing_extra
-from manifoldmuon._internal.trees.paths import flatten_with_path, path_string
+from manifoldmuon._internal.trees.paths import flatten_with_path, path_string, prefixes
 from manifoldmuon.frameworks import _reading as reading
 from manifoldmuon.frameworks._reading import DENSE, REST, TABLE, Choice, Overrides, axes
 from manifoldmuon.manifolds import Entry, Manifold
@@ -66,6 +66,7 @@ def geometry(
     modules: dict[str, nn.Module] = {}
     single: dict[str, tuple[int, ...]] = {}
     rescaled: dict[str, nn.Module] = {}
+    owner: dict[str, str] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         above = "/".join(context.module.path)
@@ -77,15 +78,21 @@ def geometry(
         # Inside a scan over layers these are the shapes of a single layer.
         for name, x in context.module.variables.get("params", {}).items():
             if hasattr(x, "shape"):
-                single.setdefault(f"{above}/{name}".removeprefix("/"), x.shape)
+                path = f"{above}/{name}".removeprefix("/")
+                single.setdefault(path, x.shape)
+                owner[path] = above  # "kernel/scale" of `WeightNorm` is not its layer's
         return result
 
     with nn.intercept_methods(note):
         init = functools.partial(model.init, **(options or {}))
         params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
-    pairs = ((path, reading.owners_by_name(path, modules)) for path in paths)
-    named = [(path, reading.owners_by_name(path, rescaled) + owners) for path, owners in pairs]
+    named = []
+    for path in paths:
+        branch = path.rpartition("/")[0]
+        above = [(at, rescaled[at]) for at in prefixes(branch) if at in rescaled]
+        inside = [(at, modules[at]) for at in prefixes(owner.get(path, branch)) if at in modules]
+        named.append((path, above + inside))
     return reading.entries(named, _READERS, choices, params, single, _RESCALING)
 
 

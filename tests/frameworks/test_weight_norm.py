@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from manifoldmuon import optim
 from manifoldmuon.frameworks import equinox, linen
 from manifoldmuon.frameworks import nnx as nnx_reader
 from manifoldmuon.manifolds import Euclidean, Hypersphere, Stiefel
@@ -24,6 +25,18 @@ class Linen(nn.Module):
     def __call__(self, x):
         options = {"update_stats": False} if self.kind is nn.SpectralNorm else {}
         return nn.Dense(2)(self.kind(nn.Dense(3, name="inside"))(x, **options))
+
+
+class LinenSetup(nn.Module):
+    def setup(self):
+        self.wrapper = nn.WeightNorm(nn.Dense(3))
+
+    def __call__(self, x):
+        return self.wrapper(x)
+
+
+def read_setup(kind, manifold, **options):
+    return linen.geometry(LinenSetup(), (jnp.ones((1, 2)),), manifold, **options)
 
 
 def read_linen(kind, manifold, **options):
@@ -44,6 +57,7 @@ def read_equinox(kind, manifold, overrides=None):
 CASES: list[Any] = [
     (read_linen, nn.WeightNorm, "inside/kernel"),
     (read_linen, nn.SpectralNorm, "inside/kernel"),
+    (read_setup, nn.WeightNorm, "wrapper/layer_instance/kernel"),
     (read_nnx, nnx.WeightNorm, "layer_instance/kernel"),
     (read_nnx, nnx.SpectralNorm, "layer_instance/kernel"),
     (read_equinox, eqx.nn.WeightNorm, "layer/weight"),
@@ -68,6 +82,20 @@ def test_free_weight_inside_a_rescaling_wrapper_is_read(read, kind, path):
 def test_layer_beside_a_rescaling_wrapper_is_read(kind):
     found = read_linen(kind, Stiefel(), overrides={"inside/kernel": None})
     assert found["Dense_0/kernel"] == Stiefel().transposed()
+
+
+def test_scale_of_a_wrapper_in_setup_has_its_own_entry():
+    kernel = "wrapper/layer_instance/kernel"
+    geometry = read_setup(nn.WeightNorm, Stiefel(), overrides={kernel: Stiefel()}, rest=Euclidean())
+    assert geometry[f"{kernel}/scale"] == Euclidean()
+    params = LinenSetup().init(KEY, jnp.ones((1, 2)))["params"]
+    params = optim.project_tree(geometry, params)
+    optimizer = optim.riemannian_adam(0.1, geometry)
+    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    layer, scale = updates["wrapper"].values()
+    # Adam's first step is the sign of the gradient; a normal gradient of Stiefel gives none.
+    assert jnp.allclose(scale, -0.1, atol=1e-6)
+    assert jnp.allclose(layer["kernel"], 0, atol=1e-6)
 
 
 def test_model_of_shapes_needs_where():

@@ -204,8 +204,16 @@ def match_prefix(spec: Any, paths: Sequence[str], holes: Mapping[str, Any], name
     by_prefix: dict[str, list[tuple[str, Any]]] = {}
     for entry in entries:
         by_prefix.setdefault(entry[0], []).append(entry)
+    # Linen's `WeightNorm` has a parameter "kernel/scale" next to "kernel", which is no branch.
+    leaves = set(paths)
     matches = [
-        [e for prefix in prefixes(path) for e in by_prefix.get(prefix, ())] for path in paths
+        [
+            entry
+            for prefix in prefixes(path)
+            if prefix == path or prefix not in leaves
+            for entry in by_prefix.get(prefix, ())
+        ]
+        for path in paths
     ]
     for path, pairs in zip(paths, matches, strict=True):
         listed = [entry for entry, _ in pairs or entries]
