@@ -22,6 +22,7 @@ PROOFS = "docs/lab/results/certified-mnist.json"
 CIFAR = "docs/lab/results/certified-cifar10-shifts.json"
 LONG = "docs/lab/results/certified-cifar10-120-epochs.json"
 STEPS = "docs/benchmarks/results/steps.json"
+RELIABILITY = "docs/benchmarks/results/reliability.json"
 OVERHEADS = "docs/benchmarks/results/scale.overheads.md"
 RECURRENT = "docs/lab/results/recurrent.json"
 QUANTIZATION = "docs/lab/results/quantization.json"
@@ -38,7 +39,7 @@ SMALL_ONLY = (
 # Pages with further numbers, which are held to no record here.
 IN_PART = (
     "docs/constrain-a-transformer.md", "docs/lab/certified-networks.md", "docs/lab/index.md",
-    "docs/lab/transformers.md", "docs/quantization.md", "docs/scale.md",
+    "docs/lab/transformers.md", "docs/quantization.md", "docs/reliability.md", "docs/scale.md",
 )  # fmt: skip
 
 BCP = "proves 47.95 %"  # published, in the repository sungyoon-lee/bcp
@@ -167,6 +168,7 @@ def claims(root: Path = ROOT) -> dict[str, list[str]]:
             f" {behind['Björck + Adam']} over the best under Adam"
         ],
         "docs/scale.md": [_spread(overheads)],
+        "docs/reliability.md": _random_cases(read(RELIABILITY)),
         "docs/getting-started.md": [_job(job, name) for name in job["summary"]],
         "docs/flows.md": [*_flows(read(FLOWS)), *_convolutions(read(CONVOLUTIONS))],
         "docs/quantization.md": _rotations(read(QUANTIZATION)),
@@ -290,6 +292,45 @@ def _spread(table: str) -> str:
         f" {found['manifold_muon, ClosedForm()']}; the share falls as slices grow."
         f" Optax's Muon adds at least {found['optax.contrib.muon']} on 8 chips"
     )
+
+
+def _random_cases(record: Mapping[str, Any]) -> list[str]:
+    """Format the worst errors of random cases, with their limits, by dtype."""
+    worst, special = record["worst"], record["limits_of_residuals"]
+    labels = {
+        "gap under the true one": "gap reported below the true one",
+        "residual": "normal part",
+        "descent": "ascent where a step should descend",
+        "distance from the set": "distance from the set after a step; in runs",
+    }
+
+    def power(value: float) -> str:
+        return "0" if value == 0 else f"{value:.1e}".replace("e-0", "e-").replace(".0e-", "e-", 1)
+
+    def largest(error: str, dtype: str) -> str:
+        # Two solvers have limits of their own for float32.
+        apart = special if (error, dtype) == ("residual", "float32") else ()
+        names = (name for name in worst if name.endswith(f", {dtype}"))
+        return power(
+            max(worst[x][error] for x in names if x.removesuffix(f", {dtype}") not in apart)
+        )
+
+    rows = []
+    for error, limit in record["limits"].items():
+        single, *others = (largest(error, d) for d in ("float32", "bfloat16", "float16", "float64"))
+        if error == "distance from the set":
+            single += f"; {power(worst['manifold_muon, sets'][error])}"
+        rows.append(_row(labels.get(error, error), power(limit), single, *others))
+    for name, limit in special.items():
+        label = f"the same, `{name.removeprefix('Stiefel, ')}`"
+        found = power(worst[f"{name}, float32"]["residual"])
+        rows.append(f"{label} | {power(limit)} | {found} |")
+    met, missed = record["cases"]["descents"], len(record["stop_above_the_minimum"])
+    return [
+        *rows,
+        f"Of {sum(record['cases'].values()):,d} cases",
+        f"we tried {met + missed} combinations of set, norm and optimizer: {met} descend",
+    ]
 
 
 def _rotations(record: Mapping[str, Any]) -> list[str]:
