@@ -91,7 +91,7 @@ def test_scale_of_a_wrapper_in_setup_has_its_own_entry():
     params = LinenSetup().init(KEY, jnp.ones((1, 2)))["params"]
     params = optim.project_tree(geometry, params)
     optimizer = optim.riemannian_adam(0.1, geometry)
-    updates, _ = optimizer.update(params, optimizer.init(params), params)
+    updates: Any = optimizer.update(params, optimizer.init(params), params)[0]
     layer, scale = updates["wrapper"].values()
     # Adam's first step is the sign of the gradient; a normal gradient of Stiefel gives none.
     assert jnp.allclose(scale, -0.1, atol=1e-6)
