@@ -40,10 +40,11 @@ import jaxtyping
 import numpy as np
 import pytest
 
+from tests.annotations import check
 from tests.slow import mark_slow
 
-# Every annotated function of the package and the studies checks types and shapes of its arguments.
-jaxtyping.install_import_hook(["manifoldmuon", "studies"], "beartype.beartype")
+# Annotated functions of the package and the studies check types and shapes of their arguments.
+jaxtyping.install_import_hook(["manifoldmuon", "studies"], f"{check.__module__}.{check.__name__}")
 
 
 _CACHE = Path(__file__).parents[1] / ".jax_cache"
