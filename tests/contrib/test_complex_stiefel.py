@@ -80,6 +80,7 @@ def test_retractions_have_declared_order(retraction):
     check_slopes(manifold, (2, 4, 2), jax.random.key(1), order=retraction.order)
 
 
+@pytest.mark.slow_except("1")
 @pytest.mark.parametrize("rank", [0, 1, 3])
 def test_projection_is_complex_polar_factor(rank):
     given = normal(6, 2, 5, rank) @ normal(7, 2, rank, 3)

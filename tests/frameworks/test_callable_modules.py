@@ -56,6 +56,7 @@ def test_callable_geometry_tree_matches_function(params):
     chex.assert_trees_all_equal(*updates)
 
 
+@pytest.mark.slow_except("struct")
 def test_hybrid_splits_callable_modules(params):
     geometry = tree_of(params, Stiefel(), None)
     tx = optim.hybrid(optim.manifold_muon(0.1, geometry), geometry, optax.sgd(0.5))
@@ -68,7 +69,7 @@ def test_hybrid_splits_callable_modules(params):
             np.testing.assert_array_equal(update, np.full(param.shape, -0.5, np.float32))
 
 
-@pytest.mark.slow_except("struct")
+@pytest.mark.slow
 def test_minimize_accepts_callable_modules(params):
     geometry = tree_of(params, Stiefel(), Euclidean())
     target = jax.tree.map(lambda x: x + 0.1, params)

@@ -55,6 +55,7 @@ def test_walk_without_retraction_grows_by_pythagoras():
     np.testing.assert_allclose(found.effective, 1, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_retracted_walk_stays_and_steps_are_chords():
     found, distances = walk(Normalize(), "float32", RATES, 25, 3)
     assert np.max(distances) < 1e-6

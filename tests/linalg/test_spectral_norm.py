@@ -46,6 +46,7 @@ def test_power_iteration_leaves_null_space():
     np.testing.assert_array_equal(vector, [1, 0])
 
 
+@pytest.mark.slow_except("False-float32", "True-bfloat16")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
 @pytest.mark.parametrize("turned", [False, True])
 def test_power_iteration_leaves_invariant_subspace(dtype, turned):
@@ -106,6 +107,7 @@ def test_empty_matrices_have_norm_zero(shape):
     assert not np.any(sigma)
 
 
+@pytest.mark.slow_except("rank 1", "all equal", "three values", "one above equals")
 @pytest.mark.parametrize(
     "family",
     ["one large", "crowded at the top", "all equal", "rank 1", "one above equals", "three values"],

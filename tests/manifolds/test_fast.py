@@ -120,7 +120,7 @@ def test_spectral_sphere_walk_stays_on_set():
 BY_ENTRIES = manifolds.EmbeddingRows(step_norm=MaxAbs(2))
 
 
-@pytest.mark.slow_except("Stiefel-")
+@pytest.mark.slow
 @pytest.mark.parametrize(("manifold", "shape"), [*CHEAPER, (BY_ENTRIES, SHAPE)], ids=kind)
 def test_gaps_bound_the_loss(manifold, shape):
     fast = manifold.for_training()

@@ -86,6 +86,7 @@ def test_trust_region_converges_quadratically():
     assert norms[-1] < 10 * norms[-2] ** 1.8 + 1e-13
 
 
+@pytest.mark.slow
 def test_trust_region_stops_at_rounding():
     """Rounding errors of a normal part much larger than the gradient once cost 1000 products."""
     rng = np.random.default_rng(31)
@@ -283,6 +284,7 @@ def test_cost_scaled_by_power_of_two_keeps_minimum(method):
         np.testing.assert_array_equal(other.point, found.point)
 
 
+@pytest.mark.slow
 def test_small_point_clouds_register_in_float32():
     """Coordinates are of size 1e-3, so the gradient is below 1e-4 at every start."""
     rng = np.random.default_rng(3)

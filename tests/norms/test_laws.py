@@ -7,7 +7,7 @@ from manifoldmuon.testing import check_norm
 from tests.instances import NORMS, NormCase
 
 
-@pytest.mark.slow_except("embedding", "infinity")
+@pytest.mark.slow_except("infinity")
 @pytest.mark.parametrize("case", NORMS, ids=lambda case: case.name)
 def test_norm_laws(case: NormCase):
     key = jax.random.key(0)

@@ -84,6 +84,7 @@ def test_check_chain_supports_line_search():
     optim.check_chain(whole, SPHERE, SHAPES, value_fn=loss)
 
 
+@pytest.mark.slow
 def test_check_chain_forwards_extra_arguments():
     def update(updates, state, params=None, *, factor=1.0, **extra_args):
         assert extra_args == {"value": 2.0}

@@ -39,6 +39,7 @@ def test_later_eager_updates_compile_nothing(name):
     assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
 
 
+@pytest.mark.slow_except("adamh")
 @pytest.mark.parametrize("make", [optim.muonh, optim.adamh])
 def test_programs_die_with_their_transformation(make):
     """A search over rates makes hundreds of transformations, each with rules of its own."""
@@ -51,6 +52,7 @@ def test_programs_die_with_their_transformation(make):
     assert held() is None
 
 
+@pytest.mark.slow_except("adamh")
 @pytest.mark.parametrize("make", [optim.muonh, optim.adamh])
 def test_rules_may_close_over_traced_values(make, rng):
     point, grad = (jnp.asarray(rng.normal(size=(6, 4)), jnp.float32) for _ in range(2))
@@ -78,7 +80,7 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.slow_except("x-Explicit-muonh", "x-Auto-muonh")
+@pytest.mark.slow_except("x-Explicit-muonh")
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["Explicit", "Auto"])
 @pytest.mark.parametrize("spec", [("x",), (None, "x"), ()], ids=["x", "None, x", "whole"])

@@ -78,6 +78,7 @@ def test_spectral_ball_accepts_any_rank(ones):
     assert near["band"] < 2e-4  # inverse roots converge slowly from zero singular values
 
 
+@pytest.mark.slow
 def test_rank_deficient_gradients_give_valid_steps():
     grads = drawn(0, SHAPES)
     grads["tall"] = np.outer(np.ones(6), np.arange(3.0)).astype(np.float32)

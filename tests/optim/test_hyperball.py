@@ -215,6 +215,7 @@ NESTED = {
 }
 
 
+@pytest.mark.slow_except("adamh", "inject_hyperparams", "MultiSteps", "master copies")
 @pytest.mark.parametrize("name", NESTED)
 def test_distances_are_relative_to_radii(name):
     shapes = SHAPES | {"qkv": (6, 3), "rest": (3,)}

@@ -48,6 +48,7 @@ def test_master_copies_leave_integers_alone():
         tx.update(grads, tx.init(params))
 
 
+@pytest.mark.slow
 def test_copies_in_float32_resolve_what_bfloat16_does_not():
     """With master copies the same gradient is no noise: a tangent share of a thousandth."""
     sphere, share = Hypersphere(), 1e-3

@@ -129,6 +129,7 @@ def test_tangent_part_is_normalised(manifold: manifolds.Manifold):
     assert not np.any(ask(7.0 * point, point)[0])
 
 
+@pytest.mark.slow
 def test_step_at_boundary_cannot_leave_convex_set():
     """Updates ascend and are subtracted, so an inward update would move the point out."""
     ball, point = manifolds.SpectralBall(), np.zeros((4, 2), np.float32)
@@ -143,6 +144,7 @@ def test_step_at_boundary_cannot_leave_convex_set():
         np.testing.assert_array_equal(np.abs(found) > 1e-6, wanted != 0)
 
 
+@pytest.mark.slow
 def test_normed_step_has_module_target_norms():
     """In NumPy, each leaf is divided by its norm and multiplied by the module's budget."""
     module = Linear(3, 8) @ (2 * Linear(8, 8)) ** 2 @ ReLU() @ Linear(8, 4, mass=2.0) @ Embed(4, 5)

@@ -79,6 +79,7 @@ def test_chosen_radius_or_small_change_does_not_warn():
         optim.init_tree(Hypersphere(ndim=2), jax.random.key(0), 9 * weights)  # is random anyway
 
 
+@pytest.mark.slow
 def test_distances_with_master_copies_are_those_of_the_copies():
     """Rounded to bfloat16 a weight is 1e-3 off its sphere, its copy 1e-7."""
     geometry = {"w": Hypersphere(), "b": None}

@@ -133,6 +133,7 @@ def farthest(params: Any) -> float:
     return float(optim.monitor_distance(GEOMETRY, params)["v"])
 
 
+@pytest.mark.slow
 def test_lookahead_needs_projection_after_sync():
     params = optax.LookaheadParams.init_synced(start())
     tx = optax.lookahead(TX, sync_period=5, slow_step_size=0.5)

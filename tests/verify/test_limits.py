@@ -123,6 +123,7 @@ def test_shared_array_is_decomposed_once(tight, tmp_path, monkeypatch):
     assert len(made) == 1
 
 
+@pytest.mark.slow
 def test_memory_grows_with_predicted_classes_only(tight, tmp_path):
     """For 262,144 classes, a table of all pairs would take 512 GiB."""
     forged = forge.Forgery(tight, with_network(PIXELS, linear("w"), w=np.ones((2**18, 12)) / 2**9))

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from manifoldmuon.linalg import msign
 from manifoldmuon.manifolds.solvers import DualAscent
@@ -38,6 +39,7 @@ def test_dual_ascent_keeps_dtype_under_x64():
             assert answer.direction.dtype == dtype
 
 
+@pytest.mark.slow
 def test_directions_of_iterations_are_not_longer_than_one():
     """The SVD in float32 that measures a direction rounds, too; float64 finds what it misses."""
     point, grad = (jnp.float32(x) for x in stiefel_problem("gaussian", 256, 128))

@@ -42,6 +42,7 @@ def test_standard_residual_network_matches_numpy():
         assert leaf.std() * np.sqrt(leaf.shape[-1]) == pytest.approx(1, rel=0.2)
 
 
+@pytest.mark.slow
 def test_standard_attention_divides_by_sqrt_head_dim():
     """In NumPy, for a single block with a zero MLP, two tokens and two heads of two entries."""
     network = Transformer(width=4, depth=1).standard(7, 7)
