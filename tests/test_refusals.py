@@ -285,6 +285,7 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: manifold_muon(0.1, FLAT, weight_decay="x"), "manifold_muon: weight_decay must be a"),
     (lambda: manifold_muon(0.1, FLAT, nesterov=0.95), "manifold_muon: nesterov must be a bool;"),
     (lambda: manifold_muon(0.1, FLAT, accumulator_dtype="x"), "manifold_muon: accumulator_dtype"),
+    (lambda: muon(0.1, FLAT, accumulator_dtype="float8_e4m3fn"), "muon: accumulator_dtype must be"),
     (lambda: manifold_muon(0.1, FLAT, budgets="x").init(PARAMS), "the budget of 'w' is 'x', not a"),
     (lambda: descend(0.1, 0.1), "descend: geometry must be a Manifold, a tree of them,"),
     (lambda: muon(0.1, FLAT, method=MUON), "muon: method must be a MsignMethod: write"),

@@ -102,6 +102,13 @@ def check_dtype(name: str, dtype: Any) -> None:
         raise TypeError(f"{name} must be a floating dtype such as float32; got {shown(dtype)}")
 
 
+def _check_state_dtype(name: str, dtype: Any) -> None:
+    """Raise `TypeError` unless a state can have this dtype."""
+    check_dtype(name, dtype)
+    if jnp.finfo(dtype).bits < 16:
+        raise TypeError(f"{name} must be bfloat16 or wider; got {shown(dtype)}")
+
+
 def finite_array(name: str, value: Any) -> np.ndarray:
     """Return a float64 array; raise `ValueError` unless its entries are real and finite."""
     array = np.asarray(value)
@@ -148,7 +155,7 @@ def _check_of(hint: Any) -> Check:
     found = [check for part in parts for check in getattr(part, "__metadata__", ())]
     kinds: dict[Any, Check] = {
         bool: one_of(bool, np.bool_),
-        DTypeLike: check_dtype,
+        DTypeLike: _check_state_dtype,
         optax.GradientTransformation: one_of(optax.GradientTransformation),
     }
     found += [check for kind, check in kinds.items() if hint in (kind, kind | None)]
