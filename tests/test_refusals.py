@@ -387,6 +387,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
      "the parameter 'w' of shape (3, 2): its dimension numbers do not fit; ndim=2 is too small"),
     (lambda: optax_muon(0.1, method="svd"), "optax_muon: method must be a MsignMethod such as"),
     (lambda: optax_muon(0.1).init({"w": COMPLEX}), "optax_muon: parameter 'w' is complex64; train"),
+    (lambda: optax_muon(0.1, muon_weight_dimension_numbers={"w": NUMBERS}).init(PARAMS),
+     "optax_muon: the dimension numbers of 'w' do not fit its shape (3, 2): ndim=2 is too small"),
     (lambda: nnx.geometry(DENSE, Stiefel().transposed()), "geometry: matrices must be a Manifold;"),
     (lambda: nnx.geometry(DENSE, "stiefel"), "geometry: matrices must be a Manifold; got"),
     (lambda: nnx.geometry(DENSE, Stiefel(), per_head=1), "geometry: per_head must be a bool; got"),
