@@ -275,6 +275,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: manifold_muon(True, FLAT), "manifold_muon: learning_rate must be a finite number in"),
     (lambda: manifold_muon(FLAT, 0.1), "manifold_muon: learning_rate must be a finite number in"),
     (lambda: manifold_muon(optax.adam, FLAT), "manifold_muon: learning_rate must be a finite"),
+    (lambda: manifold_muon(lambda count: jnp.ones(1), FLAT),
+     "manifold_muon: learning_rate must return a single number; got an array of shape (1,)"),
     (lambda: manifold_muon(0.1, 0.1), "manifold_muon: geometry must be a Manifold, a tree of"),
     (lambda: manifold_muon(0.1, Stiefel), "manifold_muon: geometry must be a Manifold, a tree of"),
     (lambda: manifold_muon(0.1, {"w": Stiefel}), "the geometry of 'w' is <class"),

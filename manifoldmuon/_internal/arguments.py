@@ -36,7 +36,8 @@ def check_number(
         kind = "whole" if whole else "finite"
         limit = f" in {within}" if within != "(-inf, inf)" else ""
         # Under `optax.inject_hyperparams` numbers become arrays, unless `static_args` names them.
-        hint = "; it is static: give a Python number" if isinstance(value, jax.Array) else ""
+        is_scalar = isinstance(value, jax.Array) and value.ndim == 0
+        hint = "; it is static: give a Python number" if is_scalar else ""
         raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}{hint}")
 
 
@@ -192,7 +193,11 @@ def number(
 
     def check(name: str, value: Any) -> None:
         is_transformation = transformation and isinstance(value, optax.GradientTransformation)
-        if is_transformation or (none and value is None) or (schedule and _is_schedule(value)):
+        if (
+            is_transformation
+            or (none and value is None)
+            or (schedule and _is_schedule(name, value))
+        ):
             return
         if isinstance(value, jax.Array | np.ndarray) and jnp.shape(value) == ():
             if isinstance(value, Tracer) and jnp.isdtype(value.dtype, _REAL):
@@ -211,8 +216,11 @@ def whole(within: str) -> Check:
 _REAL = "real floating", "integral"
 
 
-def _is_schedule(value: Any) -> bool:
-    """Return whether a value is a function that returns a number for a traced count, or raises."""
+def _is_schedule(name: str, value: Any) -> bool:
+    """Return whether a value is a function that returns a number for a traced count, or raises.
+
+    Raise `ValueError` if it returns an array that is not a scalar.
+    """
     if not callable(value) or isinstance(value, type):
         return False
     results = []
@@ -220,7 +228,11 @@ def _is_schedule(value: Any) -> bool:
         jax.eval_shape(lambda n: results.append(value(n)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception:  # a schedule may need a concrete count
         return True
-    return all(isinstance(x, int | float | np.number | jax.Array | np.ndarray) for x in results)
+    if not all(isinstance(x, int | float | np.number | jax.Array | np.ndarray) for x in results):
+        return False
+    if shapes := [jnp.shape(x) for x in results if jnp.ndim(x)]:
+        raise ValueError(f"{name} must return a single number; got an array of shape {shapes[0]}")
+    return True
 
 
 def one_of(*kinds: Any) -> Check:
