@@ -36,7 +36,8 @@ def check_number(
         kind = "whole" if whole else "finite"
         limit = f" in {within}" if within != "(-inf, inf)" else ""
         # Under `optax.inject_hyperparams` numbers become arrays, unless `static_args` names them.
-        hint = "; it is static: give a Python number" if isinstance(value, jax.Array) else ""
+        is_scalar = isinstance(value, jax.Array) and value.ndim == 0
+        hint = "; it is static: give a Python number" if is_scalar else ""
         raise ValueError(f"{name} must be a {kind} number{limit}{others}; got {shown(value)}{hint}")
 
 
@@ -102,6 +103,13 @@ def check_dtype(name: str, dtype: Any) -> None:
         raise TypeError(f"{name} must be a floating dtype such as float32; got {shown(dtype)}")
 
 
+def _check_state_dtype(name: str, dtype: Any) -> None:
+    """Raise `TypeError` unless a state can have this dtype."""
+    check_dtype(name, dtype)
+    if jnp.finfo(dtype).bits < 16:
+        raise TypeError(f"{name} must be bfloat16 or wider; got {shown(dtype)}")
+
+
 def finite_array(name: str, value: Any) -> np.ndarray:
     """Return a float64 array; raise `ValueError` unless its entries are real and finite."""
     array = np.asarray(value)
@@ -148,7 +156,7 @@ def _check_of(hint: Any) -> Check:
     found = [check for part in parts for check in getattr(part, "__metadata__", ())]
     kinds: dict[Any, Check] = {
         bool: one_of(bool, np.bool_),
-        DTypeLike: check_dtype,
+        DTypeLike: _check_state_dtype,
         optax.GradientTransformation: one_of(optax.GradientTransformation),
     }
     found += [check for kind, check in kinds.items() if hint in (kind, kind | None)]
@@ -185,7 +193,11 @@ def number(
 
     def check(name: str, value: Any) -> None:
         is_transformation = transformation and isinstance(value, optax.GradientTransformation)
-        if is_transformation or (none and value is None) or (schedule and _is_schedule(value)):
+        if (
+            is_transformation
+            or (none and value is None)
+            or (schedule and _is_schedule(name, value))
+        ):
             return
         if isinstance(value, jax.Array | np.ndarray) and jnp.shape(value) == ():
             if isinstance(value, Tracer) and jnp.isdtype(value.dtype, _REAL):
@@ -204,8 +216,11 @@ def whole(within: str) -> Check:
 _REAL = "real floating", "integral"
 
 
-def _is_schedule(value: Any) -> bool:
-    """Return whether a value is a function that returns a number for a traced count, or raises."""
+def _is_schedule(name: str, value: Any) -> bool:
+    """Return whether a value is a function that returns a number for a traced count, or raises.
+
+    Raise `ValueError` if it returns an array that is not a scalar.
+    """
     if not callable(value) or isinstance(value, type):
         return False
     results = []
@@ -213,7 +228,11 @@ def _is_schedule(value: Any) -> bool:
         jax.eval_shape(lambda n: results.append(value(n)), jax.ShapeDtypeStruct((), jnp.int32))
     except Exception:  # a schedule may need a concrete count
         return True
-    return all(isinstance(x, int | float | np.number | jax.Array | np.ndarray) for x in results)
+    if not all(isinstance(x, int | float | np.number | jax.Array | np.ndarray) for x in results):
+        return False
+    if shapes := [jnp.shape(x) for x in results if jnp.ndim(x)]:
+        raise ValueError(f"{name} must return a single number; got an array of shape {shapes[0]}")
+    return True
 
 
 def one_of(*kinds: Any) -> Check:

@@ -112,14 +112,22 @@ def optax_muon(
     both = optax.partition(optimizers, lambda params: _optimizer_labels(dims, params))
 
     def init_fn(params):
-        labels = jax.tree.leaves(_optimizer_labels(dims, params))
         pairs, _ = jax.tree_util.tree_flatten_with_path(params)
-        for label, (path, leaf) in zip(labels, pairs, strict=True):
-            if label == "muon" and jnp.iscomplexobj(leaf):
+        for own, (path, leaf) in zip(_leaf_dims(dims, params), pairs, strict=True):
+            if own is None:
+                continue
+            if jnp.iscomplexobj(leaf):
                 raise TypeError(
                     f"optax_muon: parameter {path_string(path)!r} is {leaf.dtype}; train complex "
                     "matrices by optax.contrib.muon, with optax.partition"
                 )
+            try:
+                Layout.from_muon(own, ndim=jnp.ndim(leaf))
+            except ValueError as error:
+                raise ValueError(
+                    f"optax_muon: the dimension numbers of {path_string(path)!r} do not fit its"
+                    f" shape {jnp.shape(leaf)}: {error}"
+                ) from error
         return both.init(params)
 
     def update_fn(updates, state, params=None, **extra_args):

@@ -123,9 +123,11 @@ def init_tree(geometry: Geometry, key: Any, params: Any) -> Any:
       >>> init_tree(mm.manifolds.Stiefel(), jax.random.key(0), shapes)["w"].shape
       (4, 3)
     """
-    if not isinstance(key, jax.Array) or jnp.issubdtype(key.dtype, jnp.inexact):
+    typed = isinstance(key, jax.Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    raw = isinstance(key, jax.Array) and key.dtype == jnp.uint32
+    if not ((typed and key.ndim == 0) or (raw and key.ndim == 1)):
         raise TypeError(
-            "init_tree(geometry, key, params): the key must be a random key of JAX, such as"
+            "init_tree(geometry, key, params): the key must be a single random key of JAX, such as"
             f" jax.random.key(0); got {shown(key)}"
         )
     plan = make_plan(geometry, params, rest=True)

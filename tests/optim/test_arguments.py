@@ -64,6 +64,11 @@ def test_all_number_types_are_accepted(number):
     np.testing.assert_allclose(updates["w"], expected, rtol=1e-2, atol=1e-3)
 
 
+def test_longer_arrays_are_not_called_static():
+    with pytest.raises(ValueError, match=r"or a schedule; got Array\(\[1\.\], dtype=float32\)$"):
+        optim.muon(jnp.ones(1), FLAT)
+
+
 def test_schedules_and_clip_transformations_are_accepted():
     schedule = optax.linear_schedule(0.1, 0.0, 5)
     optim.muon(schedule, FLAT, weight_decay=schedule, clip=optax.clip(1.0)).init(PARAMS)

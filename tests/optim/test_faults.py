@@ -1,5 +1,7 @@
 """Faulty gradients and unusual leaves, as documented in docs/reliability.md."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import optax
 import pytest
 
 from manifoldmuon import manifolds, optim
+from manifoldmuon.linalg import TRAINING_MSIGN
 from manifoldmuon.norms import Frobenius, RMSToRMS
 from tests.optim.instances import abstract
 from tests.optim.training import drawn, first_update, train
@@ -27,6 +30,26 @@ def test_infinite_gradient_stays_in_its_leaf():
     params, _ = train(TX, PARAMS, [bad])
     assert np.isnan(params["tall"]).all()
     assert np.isfinite(params["rows"]).all()
+
+
+HUGE = {
+    "riemannian_adam": (optim.riemannian_adam(0.1, manifolds.Stiefel()), 0),
+    "adamh": (optim.adamh(0.1, manifolds.Hypersphere(ndim=2)), 0),
+    "optax_muon": (optim.optax_muon(0.1), 0),
+    "optax_muon, method": (optim.optax_muon(0.1, method=TRAINING_MSIGN), 1),
+    "muonh": (optim.muonh(0.1, manifolds.Hypersphere(ndim=2)), 1),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_huge_gradients_keep_their_direction_or_stop(name):
+    (tx, share), point = HUGE[name], jnp.eye(6, 3)
+    grads = jnp.asarray(drawn(2, {"w": (6, 3)})["w"])
+
+    def update(scale: float) -> Any:
+        return tx.update(scale * grads, tx.init(point), point)[0]
+
+    np.testing.assert_allclose(update(2.0**100), share * update(1.0), rtol=0, atol=1e-5)
 
 
 FAR = {
