@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere, Stiefel
+from manifoldmuon.manifolds import (
+    Orthogonal,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import DouglasRachford, Resolvents, SkewPolar
 from manifoldmuon.norms import Spectral
@@ -79,3 +85,24 @@ def test_zero_gradient_modes_finite_and_equal(case):
     backward, forward = both(jnp.zeros(case.shape))
     assert np.isfinite(backward).all()
     np.testing.assert_allclose(jnp.sum(backward * other), forward, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow_except("embedding rows", "stiefel column")
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_retraction_derivative_at_zero_is_step(case):
+    """A zero step keeps the point, which must not hide that `retract(p, t v)` starts along v."""
+    manifold, keys = case.manifold, jax.random.split(jax.random.key(5), 3)
+    with jax.enable_x64(True):
+        point = jax.jit(lambda: manifold.random_point(keys[0], case.shape, jnp.float64))()
+        vector, weights = (jax.random.normal(k, case.shape, jnp.float64) for k in keys[1:])
+        tangent = manifold.project_tangent(point, vector)
+
+        @jax.jit
+        def both(rate):
+            move = lambda rate: manifold.retract(point, rate * tangent)  # noqa: E731
+            forward = jax.jvp(move, (rate,), (jnp.ones(()),))[1]
+            return forward, jax.grad(lambda rate: jnp.sum(weights * move(rate)))(rate)
+
+        forward, backward = both(jnp.zeros(()))
+    np.testing.assert_allclose(forward, tangent, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(backward, np.vdot(weights, tangent), rtol=1e-6, atol=1e-6)
