@@ -8,6 +8,7 @@ import pytest
 from manifoldmuon.linalg import SVD
 from manifoldmuon.manifolds import (
     Orthogonal,
+    Rotations,
     SpectralBall,
     SpectralBand,
     SpectralSphere,
@@ -106,3 +107,12 @@ def test_retraction_derivative_at_zero_is_step(case):
         forward, backward = both(jnp.zeros(()))
     np.testing.assert_allclose(forward, tangent, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(backward, np.vdot(weights, tangent), rtol=1e-6, atol=1e-6)
+
+
+def test_mirrored_copy_keeps_gradients_of_rotations():
+    """A copy that has to be turned into a rotation must not make the others' gradients NaN."""
+    weights = np.random.default_rng(6).normal(size=(3, 3)).astype(np.float32)
+    points = jnp.stack([jnp.eye(3), jnp.diag(jnp.array([3.0, 2.0, -1.0]))])
+    slope = jax.jit(jax.grad(lambda points: jnp.sum(weights * Rotations().project(points)[0])))
+    # The derivative at the identity is the projection onto skew matrices.
+    np.testing.assert_allclose(slope(points)[0], (weights - weights.T) / 2, atol=1e-6)
