@@ -16,7 +16,7 @@ from manifoldmuon.manifolds import (
 )
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import DouglasRachford, Resolvents, SkewPolar
-from manifoldmuon.norms import Spectral
+from manifoldmuon.norms import FanRatio, Spectral
 from tests.instances import MANIFOLDS, ManifoldCase
 
 
@@ -116,3 +116,29 @@ def test_mirrored_copy_keeps_gradients_of_rotations():
     slope = jax.jit(jax.grad(lambda points: jnp.sum(weights * Rotations().project(points)[0])))
     # The derivative at the identity is the projection onto skew matrices.
     np.testing.assert_allclose(slope(points)[0], (weights - weights.T) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("manifold", "values"),
+    [
+        (SpectralBall(FanRatio()), (3, 3, 0.3)),
+        (SpectralBall(), (0.7, 0.7, 0)),
+        (SpectralBand(0.5, 2.0), (3, 0.2, 0.2)),
+        (SpectralSphere(2.0), (3, 0.5, 0.5)),
+    ],
+    ids=lambda x: str(x),
+)
+def test_projection_derivative_at_ties_matches_differences(manifold, values, shape):
+    """Singular vectors jump at a tie; the projection does not."""
+    rng = np.random.default_rng(7)
+    left, right = (np.linalg.qr(rng.normal(size=(k, 3)))[0] for k in shape)
+    tied, change = left * values @ right.T, rng.normal(size=shape)
+    with jax.enable_x64(True):
+        x, e = jnp.asarray(tied), jnp.asarray(change)
+        project = jax.jit(manifold.project)
+        forward = jax.jit(lambda x, e: jax.jvp(project, (x,), (e,))[1])(x, e)
+        backward = jax.jit(jax.grad(lambda x, e: jnp.vdot(e, project(x))))(x, e)
+        differences = (project(x + 1e-6 * e) - project(x - 1e-6 * e)) / 2e-6
+    np.testing.assert_allclose(forward, differences, atol=1e-7)
+    np.testing.assert_allclose(np.vdot(backward, change), np.vdot(change, forward), rtol=1e-12)
