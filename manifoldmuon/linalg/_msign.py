@@ -11,6 +11,7 @@ from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon.linalg._newton_schulz import GramNewtonSchulz, MsignMethod
 from manifoldmuon.linalg._polar_express import PolarExpress
+from manifoldmuon.linalg._svd import SVD
 
 DEFAULT_MSIGN = GramNewtonSchulz(PolarExpress(3e-7, steps=13, safety=1.001, cushion=0.05))
 """Thirteen steps of Polar Express: matrix products only.
@@ -100,6 +101,6 @@ def _polar(x: Matrices, method: MsignMethod) -> Matrices:
 def _polar_jvp(method, primals, tangents):
     (x,), (tangent,) = primals, tangents
     # A method that has not converged returns no exact factor: differentiate at the default's
-    # factor, which is free if the method is the default.
-    factor = _polar(x, DEFAULT_MSIGN)
+    # factor, which is free if the method is the default. `SVD` resolves more than the default.
+    factor = _polar(x, method if isinstance(method, SVD) else DEFAULT_MSIGN)
     return _polar(x, method), polar_derivative(x, factor, tangent)

@@ -35,6 +35,9 @@ class Rotations(Orthogonal):
             scaled, _ = scale_to_unit_exponent(point, 2)
             wide = arrays.upcast(factor)
             stretch = arrays.product(wide.mT, scaled)
+            # Equal eigenvalues, as of a rotation, would make gradients of the other copies NaN.
+            apart = jnp.diag(jnp.arange(1, point.shape[-1] + 1, dtype=stretch.dtype))
+            stretch = jnp.where(arrays.expand_trailing(mirrored, 2), stretch, apart)
             vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + stretch.mT)
             last = vectors[..., :, :1]
             turned = wide - 2 * arrays.product(arrays.product(wide, last), last.mT)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar
 
 import jax
@@ -38,11 +39,7 @@ class BoundedSpectrum(ScaledMatrices):
         if 0 in point.shape:
             return point
         scaled, exponent = scale_to_unit_exponent(point, 2)
-        left, values, right = map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), scaled)
-        values = times_power_of_two(values, exponent, 1) / self._scale(point)
-        sigma = self._nearest(values)
-        projected = self._scale(point) * arrays.product(left * sigma[..., None, :], right)
-        return projected.astype(point.dtype)
+        return (self._scale(point) * _nearest_matrix(self, scaled, exponent)).astype(point.dtype)
 
     def distance(self, point: Matrices) -> Numbers:
         """Return the largest `|sigma_i - its nearest allowed value| / scale`, by an SVD."""
@@ -55,6 +52,50 @@ class BoundedSpectrum(ScaledMatrices):
     @abc.abstractmethod
     def _nearest(self, values: Vectors) -> Vectors:
         """Return the nearest allowed singular values, given some in descending order."""
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _nearest_matrix(space: BoundedSpectrum, scaled: Matrices, exponent: Any) -> Matrices:
+    left, values, right = _decomposed(arrays.tall(scaled))
+    sigma = _nearest_values(space, scaled, exponent)(values)
+    return arrays.match_orientation(arrays.product(left * sigma[..., None, :], right), scaled)
+
+
+@_nearest_matrix.defjvp
+def _nearest_matrix_jvp(space, primals, tangents):
+    """Differentiate a function of singular values (Daleckii and Krein 1965), also where they tie.
+
+    Singular vectors, which jump at a tie, are not differentiated. Infinite terms become zero.
+    """
+    (x, exponent), change = primals, arrays.tall(tangents[0])
+    left, values, right = _decomposed(arrays.tall(x))
+    nearest = _nearest_values(space, x, exponent)
+    sigma, slopes = jax.jvp(nearest, (values,), (jnp.ones_like(values),))
+    floor = jnp.finfo(x.dtype).eps ** (2 / 3) * values[..., :1, None]
+
+    def quotient(sign: float) -> Squares:
+        """Return `(f(s_i) + sign f(s_j)) / (s_i + sign s_j)`, or the slope if that is 0 / 0."""
+        above, below = (a[..., :, None] + sign * a[..., None, :] for a in (sigma, values))
+        mean = (slopes[..., :, None] + slopes[..., None, :]) / 2
+        apart = jnp.abs(below) > floor
+        return jnp.where(apart, above / jnp.where(apart, below, 1), mean)
+
+    turned, both = arrays.product(change, right.mT), quotient(1.0)
+    inside = arrays.product(left.mT, turned)
+    outside = turned - arrays.product(left, inside)
+    middle = quotient(-1.0) * arrays.sym(inside) + both * arrays.skew(inside)
+    share = jnp.diagonal(both, axis1=-2, axis2=-1)[..., None, :]
+    tangent = arrays.product(arrays.product(left, middle) + outside * share, right)
+    return _nearest_matrix(space, x, exponent), arrays.match_orientation(tangent, x)
+
+
+def _nearest_values(space: BoundedSpectrum, scaled: Matrices, exponent: Any) -> Any:
+    scale = space._scale(scaled)
+    return lambda values: space._nearest(times_power_of_two(values, exponent, 1) / scale)
+
+
+def _decomposed(x: Tall) -> Any:
+    return map_matrices(lambda x: jnp.linalg.svd(x, full_matrices=False), x)
 
 
 class _WithBoundary(BoundedSpectrum):

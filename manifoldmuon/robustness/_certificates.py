@@ -159,7 +159,7 @@ def certify(
             f" {x.dtype}{list(x.shape)}"
         )
     check_number("certify(batch)", batch, within="[1, inf)", whole=True)
-    zero, unit = np.asarray(shift, np.float64), np.asarray(scale, np.float64)
+    zero, unit = finite_array("certify(shift)", shift), finite_array("certify(scale)", scale)
     for name, array in (("shift", zero), ("scale", unit)):
         ends = zip(array.shape[::-1], x.shape[:0:-1], strict=False)
         if array.ndim >= x.ndim or any(axis not in (1, wanted) for axis, wanted in ends):

@@ -85,6 +85,8 @@ def test_walks_accept_vectors_and_row_matrices():
         assert retraction_order(manifold, exact, shape, key).slope
     with pytest.raises(ValueError, match="shape must have 2 axes, as a point has; got"):
         random_walk(EmbeddingRows(), (8,), (0.1,), 10, key)
+    with pytest.raises(ValueError, match="shape must have 1 axes, as a point has; got"):
+        retraction_order(Hypersphere(), Hypersphere(retraction=Geodesic()), (3, 3), key)
 
 
 @pytest.mark.parametrize(("rates", "steps"), [((0.1,), 0), ((), 5), ((0.1, 0.0), 5)])

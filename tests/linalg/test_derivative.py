@@ -62,6 +62,18 @@ def test_methods_share_the_exact_derivative(method):
     np.testing.assert_allclose(found, formula(x, e), rtol=1e-4, atol=1e-5)
 
 
+def test_svd_derivative_of_ill_conditioned_matrix():
+    """Rotating x rotates its factor; a condition of 1e9 is far beyond the default method."""
+    x, rng = conditioned((4, 4), 1e9), np.random.default_rng(4)
+    turn = rng.standard_normal((4, 4))
+    turn = turn - turn.T
+    with jax.enable_x64(True):
+        ask = jax.jit(lambda *x: jax.jvp(lambda x: msign(x, SVD()), x[:1], x[1:])[1])
+        found = np.asarray(ask(jnp.asarray(x), jnp.asarray(turn @ x)))
+    # Rounding of the products, eps times the condition number.
+    np.testing.assert_allclose(found, turn @ polar(x), atol=1e-5)
+
+
 @pytest.mark.parametrize("condition", [1.0, 3.0], ids=["orthonormal", "general"])
 def test_second_derivative_matches_differences(condition):
     x, rng = conditioned((4, 3), condition), np.random.default_rng(3)

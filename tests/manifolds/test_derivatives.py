@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import Orthogonal, SpectralBall, SpectralBand, SpectralSphere, Stiefel
+from manifoldmuon.manifolds import (
+    Orthogonal,
+    Rotations,
+    SpectralBall,
+    SpectralBand,
+    SpectralSphere,
+    Stiefel,
+)
 from manifoldmuon.manifolds.retractions import SoftCap
 from manifoldmuon.manifolds.solvers import DouglasRachford, Resolvents, SkewPolar
-from manifoldmuon.norms import Spectral
+from manifoldmuon.norms import FanRatio, Spectral
 from tests.instances import MANIFOLDS, ManifoldCase
 
 
@@ -79,3 +86,59 @@ def test_zero_gradient_modes_finite_and_equal(case):
     backward, forward = both(jnp.zeros(case.shape))
     assert np.isfinite(backward).all()
     np.testing.assert_allclose(jnp.sum(backward * other), forward, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow_except("embedding rows", "stiefel column")
+@pytest.mark.parametrize("case", MANIFOLDS, ids=lambda case: case.name)
+def test_retraction_derivative_at_zero_is_step(case):
+    """A zero step keeps the point, which must not hide that `retract(p, t v)` starts along v."""
+    manifold, keys = case.manifold, jax.random.split(jax.random.key(5), 3)
+    with jax.enable_x64(True):
+        point = jax.jit(lambda: manifold.random_point(keys[0], case.shape, jnp.float64))()
+        vector, weights = (jax.random.normal(k, case.shape, jnp.float64) for k in keys[1:])
+        tangent = manifold.project_tangent(point, vector)
+
+        @jax.jit
+        def both(rate):
+            move = lambda rate: manifold.retract(point, rate * tangent)  # noqa: E731
+            forward = jax.jvp(move, (rate,), (jnp.ones(()),))[1]
+            return forward, jax.grad(lambda rate: jnp.sum(weights * move(rate)))(rate)
+
+        forward, backward = both(jnp.zeros(()))
+    np.testing.assert_allclose(forward, tangent, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(backward, np.vdot(weights, tangent), rtol=1e-6, atol=1e-6)
+
+
+def test_mirrored_copy_keeps_gradients_of_rotations():
+    """A copy that has to be turned into a rotation must not make the others' gradients NaN."""
+    weights = np.random.default_rng(6).normal(size=(3, 3)).astype(np.float32)
+    points = jnp.stack([jnp.eye(3), jnp.diag(jnp.array([3.0, 2.0, -1.0]))])
+    slope = jax.jit(jax.grad(lambda points: jnp.sum(weights * Rotations().project(points)[0])))
+    # The derivative at the identity is the projection onto skew matrices.
+    np.testing.assert_allclose(slope(points)[0], (weights - weights.T) / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)], ids=str)
+@pytest.mark.parametrize(
+    ("manifold", "values"),
+    [
+        (SpectralBall(FanRatio()), (3, 3, 0.3)),
+        (SpectralBall(), (0.7, 0.7, 0)),
+        (SpectralBand(0.5, 2.0), (3, 0.2, 0.2)),
+        (SpectralSphere(2.0), (3, 0.5, 0.5)),
+    ],
+    ids=lambda x: str(x),
+)
+def test_projection_derivative_at_ties_matches_differences(manifold, values, shape):
+    """Singular vectors jump at a tie; the projection does not."""
+    rng = np.random.default_rng(7)
+    left, right = (np.linalg.qr(rng.normal(size=(k, 3)))[0] for k in shape)
+    tied, change = left * values @ right.T, rng.normal(size=shape)
+    with jax.enable_x64(True):
+        x, e = jnp.asarray(tied), jnp.asarray(change)
+        project = jax.jit(manifold.project)
+        forward = jax.jit(lambda x, e: jax.jvp(project, (x,), (e,))[1])(x, e)
+        backward = jax.jit(jax.grad(lambda x, e: jnp.vdot(e, project(x))))(x, e)
+        differences = (project(x + 1e-6 * e) - project(x - 1e-6 * e)) / 2e-6
+    np.testing.assert_allclose(forward, differences, atol=1e-7)
+    np.testing.assert_allclose(np.vdot(backward, change), np.vdot(change, forward), rtol=1e-12)

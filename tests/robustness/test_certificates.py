@@ -304,6 +304,8 @@ ONE = np.ones((1, 6))
         ({"labels": np.zeros(3, int)}, "must be 2 whole numbers"),
         ({"labels": np.zeros(2)}, "whole numbers"),
         ({"scale": 0.0}, "scale"),
+        ({"scale": np.array([1.0, 1, 1, 1, 1, np.inf])}, "certify\\(scale\\) must be real and fin"),
+        ({"shift": np.nan}, "certify\\(shift\\) must be real and finite"),
         ({"images": np.inf * ONE}, "logits must be real and finite"),
         ({"images": ONE, "shift": np.zeros((6, 6))}, "shift\\) must broadcast to an image"),
         ({"images": ONE, "scale": np.ones((3, 1))}, "must broadcast to an image \\(6,\\); got"),
