@@ -143,8 +143,10 @@ class LBFGS(Method):
         slope = jnp.vdot(gradient, state.direction)
         finite = jnp.isfinite(value) & jnp.isfinite(slope)
         promised = progress.value + _SUFFICIENT * state.trial * state.slope
-        # Where rounding hides the decrease, the slope has to show it.
-        level = value <= progress.value + cost_noise(jnp.maximum(progress.largest, jnp.abs(value)))
+        # Where rounding hides the decrease, the slope has to show it. Relative to the least cost:
+        # with a wrong gradient each step may rise a little.
+        least = jnp.minimum(progress.value, progress.least_value)
+        level = value <= least + cost_noise(jnp.maximum(progress.largest, jnp.abs(value)))
         level &= slope <= (2 * _SUFFICIENT - 1) * state.slope
         shorter = finite & ((value <= promised) | level)
         not_steep = slope >= self.curvature * state.slope

@@ -115,10 +115,12 @@ class TrustRegion(Method):
             step = inner.step
             point = problem.retract(state.point, step)
             gain = -jnp.vdot(gradient, step) - jnp.vdot(step, inner.product) / 2
-            # If both are rounding, trust the model (Conn, Gould and Toint 2000, 17.4.2).
+            # If both are rounding, trust the model (Conn, Gould and Toint 2000, 17.4.2), unless
+            # steps have raised the cost by as much together: then the gradient is wrong.
             after = problem.cost(point) * progress.scale
             noise = cost_noise(progress.largest)
-            ratio = (value - after + noise) / (gain + noise)
+            fallen = jnp.minimum(value, progress.least_value) - after
+            ratio = (fallen + noise) / (gain + noise)
             good = jnp.isfinite(after) & (ratio > 0.1) & (reason == RUNNING)
             at_edge = length(step) > 0.99 * state.radius
             radius = jnp.where((ratio > 0.75) & at_edge, 2 * state.radius, state.radius)

@@ -425,3 +425,19 @@ def test_result_prints_one_line_without_arrays():
     assert repr(many).startswith("Result(3 MAX_STEPS after 1 to 1 steps: value ")
     assert "\n" not in repr(many)
     assert "ShapeDtypeStruct" in repr(jax.eval_shape(run, start[0]))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=name_of)
+def test_wrong_gradient_cannot_raise_the_cost_beyond_rounding(method):
+    """Each step may rise by what rounding explains; a thousand such steps may not add up."""
+    weights = jnp.array([3.0, 2.0, 1.0, 0.5])
+
+    @jax.custom_jvp
+    def cost(x):
+        return -jnp.sum(weights * x**2)
+
+    cost.defjvp(lambda x, e: (cost(*x), 2 * jnp.sum(weights * x[0] * e[0])))  # the sign is wrong
+    start = Hypersphere().random_point(jax.random.key(24), (4,), jnp.float32)
+    result = minimize(cost, Hypersphere(), start, method=method)
+    assert result.reason == Reason.NO_PROGRESS
+    assert result.value - cost(start) < 2000 * jnp.finfo(jnp.float32).eps * 3
