@@ -360,6 +360,8 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: quantized(optax.trace(0.9), min_size=-1), "quantized: min_size must be a whole"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, 0), "with_qk_clip: threshold must be a"),
     (lambda: with_qk_clip(optax.sgd(0.1), FLAT, None, power=NAN), "with_qk_clip: power must be a"),
+    (lambda: transformation([rules.tangent, rules.budget], FLAT), "a rule must be a function"),
+    (lambda: rules.then(rules.tangent, optax.sgd(0.1)), "a rule must be a function (manifold,"),
     (lambda: transformation(rules.tangent, FLAT, numbers={"rate": jnp.ones(3)}),
      "transformation: numbers['rate'] must be a number; got Array([1., 1., 1.]"),
     (lambda: transformation(rules.tangent, FLAT, numbers={"rate": optax.constant_schedule(0.1)}),
