@@ -120,6 +120,8 @@ def main(train: Callable[[Run], None], argv: Sequence[str] | None = None) -> int
     parser.add_argument("--folder", type=Path, help="run one optimizer in this folder, here")
     parser.add_argument("--kill-at", type=int, help="with --folder: kill the process at this step")
     options = parser.parse_args(argv)
+    if min(options.steps, options.devices) < 1 or not (options.save or Path()).parent.is_dir():
+        parser.error("--steps and --devices must be at least 1, the folder of --save must exist")
     if options.folder:
         options.folder.mkdir(parents=True, exist_ok=True)
         train(Run(options.only[0], options.folder, options.steps, options.kill_at))
@@ -143,10 +145,8 @@ def main(train: Callable[[Run], None], argv: Sequence[str] | None = None) -> int
         wrong += not all(row.get(x, 0) <= most for x, most in limits.items())
     if options.save:
         user, system, wall = np.subtract(os.times(), start).round()[2:]
-        record = {
-            "versions": versions, "steps": options.steps, "devices": options.devices,
-            "seconds": {"wall": wall, "cpu": user + system}, "optimizers": rows,
-        }  # fmt: skip
+        record: Any = {"versions": versions, "steps": options.steps, "devices": options.devices}
+        record |= {"seconds": {"wall": wall, "cpu": user + system}, "optimizers": rows}
         options.save.write_text(f"{json.dumps(record, indent=2)}\n", encoding="utf-8")
     return wrong
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from manifoldmuon._internal.arguments import check_kind
 from manifoldmuon._internal.text import Printed
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.manifolds import Euclidean, LaidOut, Manifold
@@ -55,6 +56,9 @@ class Param(Module):
 
     def __post_init__(self):
         super().__post_init__()
+        check_kind(self, "path", str)
+        check_kind(self, "manifold", Manifold, LaidOut)
+        check_kind(self, "atom", Atom, type(None))
         if self.ndim is not None and self.ndim < self.manifold.ndim:
             raise ValueError(
                 f"Param.ndim is {self.ndim}, but a point of the manifold of {self.path!r} takes "

@@ -11,6 +11,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal import arguments
+from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, is_hole, path_string
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -118,7 +119,7 @@ def manifold_muon(
         track_gap=track_gap,
     )
     own = [] if momentum is None else [optax.trace(momentum, nesterov, accumulator_dtype)]
-    whole = _with_rest([*own, descent], geometry, rest, clip)
+    whole = _with_rest([*own, descent], geometry, rest, clip, budgets=budgets)
 
     def update_fn(updates, state, params=None, **extra_args):
         # Check shapes before clipping and momentum, which would broadcast a wrong shape.
@@ -285,7 +286,7 @@ def muonh(
     # A direction that is not zero has norm 1 or more.
     second = functools.partial(rules.unit, radial=radial, over=rules.over_norm)
     ball = norm_keeping("muonh", base, msign, second, learning_rate, geometry, radius, budgets)
-    return _with_rest([ball], geometry, rest, clip)
+    return _with_rest([ball], geometry, rest, clip, budgets=budgets, radius=radius)
 
 
 @arguments.checked
@@ -325,13 +326,30 @@ def adamh(
     # Unlike gradients, Adam's updates have no denormal numbers worth their compile time.
     move = functools.partial(rules.unit, radial=radial, over=rules.over_scaled_norm)
     ball = norm_keeping("adamh", base, None, move, learning_rate, geometry, radius, budgets)
-    return _with_rest([ball], geometry, rest, clip)
+    return _with_rest([ball], geometry, rest, clip, budgets=budgets, radius=radius)
 
 
-def _with_rest(own: list[Any], geometry: Geometry, rest: Any, clip: Any) -> Transformation:
-    """Return a chain: clipping of all gradients, then `own`, with the optimizer `rest`."""
+def _with_rest(
+    own: list[Any], geometry: Geometry, rest: Any, clip: Any, **values: Any
+) -> Transformation:
+    """Return a chain: clipping of all gradients, then `own`, with the optimizer `rest`.
+
+    `values` are arguments that may be `by_path` objects. `own` cannot tell an unused pattern from
+    one for the parameters of `rest`, which it does not see: `init` looks for them here.
+    """
     both = own if rest is None else [hybrid(chain(*own), geometry, rest)]
-    return chain(*as_transformations(clip, optax.clip_by_global_norm), *both)
+    whole = chain(*as_transformations(clip, optax.clip_by_global_norm), *both)
+
+    def init_fn(params: Any) -> Any:
+        leaves = [(path_string(p), x) for p, x in flatten_with_path(params, is_hole)[0]]
+        holes = {path: leaf for path, leaf in leaves if is_hole(leaf)}
+        paths = [path for path, _ in leaves if path not in holes]
+        for name, value in values.items():
+            if isinstance(value, ByPath) and paths:
+                value.refuse_unused(paths, holes, name)
+        return whole.init(params)
+
+    return gradient_transformation(whole.update, init_fn, whole.init, type(whole))
 
 
 def _with_method(manifold: Manifold, method: MsignMethod) -> Manifold:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 from jax.typing import ArrayLike
 
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.meshes.alike import shard_alike
 from manifoldmuon._internal.trees.transformations import (
     Terminal,
@@ -51,9 +52,9 @@ def transformation(
       init: `init(manifold, shape)` returns a tuple, the first value of each field, for points of
         this shape with leading axes (a number per point has the shape
         `shape[: len(shape) - manifold.ndim]`); None leaves the weight out of a field.
-      numbers: hyperparameters that a rule is given by name: an array with one number per point,
-        which needs `manifold.ndim` more axes to multiply an update. (Traced numbers, as from
-        `optax.inject_hyperparams`, cannot come into a divided rule from outside.)
+      numbers: hyperparameters, each a number, that a rule is given by name: an array with one
+        number per point, which needs `manifold.ndim` more axes to multiply an update. (Traced
+        numbers, as from `optax.inject_hyperparams`, cannot come into a divided rule from outside.)
       name: name of the transformation, for error messages.
       last: whether no transformation may follow, as after a retraction; see `chain`.
       rest: whether the geometry may have entries None, of parameters of another optimizer; their
@@ -74,6 +75,12 @@ def transformation(
         raise ValueError(f"{name}: give `state` and `init` together, or neither")
     if clash := sorted(set(numbers) & set(getattr(state, "_fields", ()))):
         raise ValueError(f"{name}: {clash} are numbers and fields of the state; rename one of them")
+    for key, value in numbers.items():
+        if callable(value) or jnp.ndim(value):
+            raise ValueError(
+                f"{name}: numbers[{key!r}] must be a number; got {shown(value)}. A schedule goes to"
+                " `optax.inject_hyperparams`, around the function that makes the transformation"
+            )
     rule = then(rule, rounded)
     options: Any = {"select": select, "divide": divide, "stack": stack}
 

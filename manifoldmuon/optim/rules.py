@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from manifoldmuon._internal.arguments import shown
 from manifoldmuon._internal.matrices import arrays, powers_of_two
 from manifoldmuon._internal.matrices.rounding import keep_if_zero, noise_share, without_fma
 from manifoldmuon._internal.trees.transformations import difference
@@ -37,6 +38,11 @@ def then(*rules: Rule) -> Rule:
       >>> then(double, double)(mm.manifolds.Euclidean(), jnp.ones(1), jnp.ones(1), {})[0].tolist()
       [4.0]
     """
+    for rule in rules:
+        if not callable(rule):
+            raise TypeError(
+                f"a rule must be a function (manifold, point, update, given); got {shown(rule)}"
+            )
 
     def composed(
         manifold: Manifold, point: jax.Array, update: jax.Array, given: Given

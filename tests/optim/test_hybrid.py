@@ -13,7 +13,7 @@ import pytest
 from manifoldmuon import contrib, optim
 from manifoldmuon._internal.trees.paths import path_string
 from manifoldmuon.linalg import SVD
-from manifoldmuon.manifolds import Euclidean, Layout, Stiefel
+from manifoldmuon.manifolds import Euclidean, Hypersphere, Layout, Stiefel
 from manifoldmuon.manifolds.solvers import ProjectedPolar
 from manifoldmuon.norms import RMSToRMS
 from tests.compiled import ask
@@ -155,3 +155,25 @@ def test_hybrid_works_inside_other_wrappers():
     plain = first_update(tx, drawn(1, SHAPES), PARAMS)
     assert jnp.allclose(updates["head"]["kernel"], plain["head"]["kernel"], atol=1e-6)
     assert not jnp.allclose(updates["embed"], plain["embed"], atol=1e-3)
+
+
+def test_unused_pattern_of_budgets_or_radius_is_refused_with_a_rest():
+    """`hybrid` hides the other parameters; a misspelt path must not leave a budget at its default.
+
+    A pattern for parameters of the rest alone is used.
+    """
+    spheres = optim.by_path({"**/kernel": Hypersphere(ndim=2), "**": None})
+
+    def optimizers(pattern):
+        values = optim.by_path({pattern: 0.1, "**": 1.0})
+        yield "budgets", optim.manifold_muon(0.1, GEOMETRY, rest=ADAM, budgets=values)
+        for make in (optim.muonh, optim.adamh):
+            yield "budgets", make(0.1, spheres, rest=ADAM, budgets=values)
+            yield "radius", make(0.1, spheres, rest=ADAM, radius=values)
+
+    for name, tx in optimizers("haed/kernel"):
+        with pytest.raises(ValueError, match=rf"{name}: the patterns \['haed/kernel'\] match no"):
+            tx.init(PARAMS)
+    for pattern in ("head/kernel", "embed"):
+        for _, tx in optimizers(pattern):
+            jax.eval_shape(tx.init, PARAMS)

@@ -125,6 +125,15 @@ def test_named_files_and_commands_exist():
     assert not missing
 
 
+def test_named_tables_of_tests_exist():
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([A-Z_]+)` of\s+`(tests/[\w/]+\.py)`", text)
+    assert len(named) > 5
+    for table, path in named:
+        tests = (ROOT / path).read_text(encoding="utf-8")
+        assert re.search(rf"^{table}\b", tests, re.MULTILINE), (table, path)
+
+
 def test_every_page_is_in_navigation():
     docs = ROOT / "docs"
     pages = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}

@@ -114,14 +114,18 @@ class ByPath:
                 f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
                 f" {patterns}. Add a pattern; see the page 'Get started'."
             )
-        used = {*chosen, *map(self.first_match, holes)}
+        self.refuse_unused(paths, holes, name)
+        return [self.rules[rule][1] for rule in chosen if rule is not None]
+
+    def refuse_unused(self, paths: Sequence[str], holes: Mapping[str, Any], name: str) -> None:
+        """Raise `ValueError` if a rule is used for no path; see `assign`."""
+        used = {*map(self.first_match, paths), *map(self.first_match, holes)}
         unused = [_format_pattern(p) for i, (p, _) in enumerate(self.rules) if i not in used]
         if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
             raise ValueError(
                 f"{name}: the patterns {unused} match no parameter (an earlier pattern may have"
                 f" taken theirs); the parameters are {list(paths)}. Correct or remove them."
             )
-        return [self.rules[rule][1] for rule in chosen if rule is not None]
 
     def first_match(self, path: str) -> int | None:
         """Return the index of the first rule that matches a path, or None."""

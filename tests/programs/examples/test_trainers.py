@@ -85,6 +85,14 @@ def test_report_kills_the_process_at_its_step(tmp_path):
     assert lines == f"[0, 1.0]\n[1, 0.5]\n[2, {1 / 3}]\n"
 
 
+@pytest.mark.parametrize("option", ["--steps=0", "--devices=-1", "--save=/no/such/folder/a.json"])
+def test_impossible_option_ends_before_training(option, capsys):
+    with pytest.raises(SystemExit) as ended:
+        runs.main(maxtext.train, [option])
+    assert ended.value.code == 2
+    assert option.partition("=")[0] in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_different_steps_or_losses_are_apart():
     assert runs._apart({0: 4.0, 1: 2.0}, {1: 1.0, 0: 4.0}) == 0.25
     with pytest.raises(RuntimeError, match="steps \\[1\\] are in one run only"):
