@@ -57,11 +57,11 @@ class Standardized(Manifold):
         return Frobenius(1)
 
     def check_shape(self, shape):
-        if not shape or shape[-1] < 2:
-            raise ValueError(f"a row needs two entries to add up to zero; got the shape {shape}")
+        if not shape or shape[-1] < 3:  # with two entries the set is two points
+            raise ValueError(f"a row needs three entries or more; got the shape {shape}")
 
     def project(self, point):
-        rest = centred(point)
+        rest = centred(centred(point))  # the first mean may be large, and leave its rounding
         # Of a row of equal entries every point of the set is equally far: it gets one of them.
         first = centred((jnp.arange(point.shape[-1]) == 0).astype(point.dtype))
         return self.sphere.project(jnp.where((rest == 0).all(-1, keepdims=True), first, rest))

@@ -11,7 +11,7 @@ import optax
 from jax.typing import ArrayLike, DTypeLike
 
 from manifoldmuon._internal import arguments
-from manifoldmuon._internal.trees.paths import ByPath, flatten_with_path, is_hole, path_string
+from manifoldmuon._internal.trees.paths import refuse_unused
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
     as_transformations,
@@ -341,12 +341,8 @@ def _with_rest(
     whole = chain(*as_transformations(clip, optax.clip_by_global_norm), *both)
 
     def init_fn(params: Any) -> Any:
-        leaves = [(path_string(p), x) for p, x in flatten_with_path(params, is_hole)[0]]
-        holes = {path: leaf for path, leaf in leaves if is_hole(leaf)}
-        paths = [path for path, _ in leaves if path not in holes]
         for name, value in values.items():
-            if isinstance(value, ByPath) and paths:
-                value.refuse_unused(paths, holes, name)
+            refuse_unused(name, value, params)
         return whole.init(params)
 
     return gradient_transformation(whole.update, init_fn, whole.init, type(whole))

@@ -11,6 +11,7 @@ import optax
 
 from manifoldmuon import linalg
 from manifoldmuon._internal.text import Printed, align
+from manifoldmuon._internal.trees.paths import refuse_unused
 from manifoldmuon._internal.values import changed_fields
 from manifoldmuon.manifolds import Layout, Manifold
 from manifoldmuon.norms import ConvRMSToRMS, MaxRowNorm
@@ -107,6 +108,7 @@ def tabulate(geometry: Geometry, params: Any, budgets: Budgets = 1.0) -> Table:
       (5, 3)
     """
     plan = make_plan(geometry, params, rest=True)
+    refuse_unused("budgets", budgets, params)
     own = plan.fill(params, dict.fromkeys(plan.rest, optax.MaskedNode()))  # as `hybrid` does
     leaves, shares = plan.leaves(params), find_budgets(budgets, own).values
     rows = {

@@ -144,8 +144,8 @@ def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
             )
         for field in found.keys() & before.keys():
             new, old = found[field], before[field].get(path, found[field])
-            if jax.tree.map(_dtype_and_shape, new) != jax.tree.map(_dtype_and_shape, old):
-                texts = [jax.tree.map(lambda x: f"{x.dtype}{[*x.shape]}", x) for x in (new, old)]
+            texts = [jax.tree.map(_dtype_and_shape, x) for x in (new, old)]
+            if texts[0] != texts[1]:
                 raise ValueError(
                     f"{name}: rules return {texts[0]} as {field!r} of {path!r},"
                     f" where the state has {texts[1]}"
@@ -157,8 +157,8 @@ def merge(name: str, plan: Plan, state: Any, results: dict[str, Any]) -> Any:
     return state._replace(**after)
 
 
-def _dtype_and_shape(x: Any) -> tuple[Any, ...]:
-    return x.dtype, x.shape
+def _dtype_and_shape(x: Any) -> str:
+    return f"{jnp.result_type(x)}{[*jnp.shape(x)]}"
 
 
 def budgets_by_weight(

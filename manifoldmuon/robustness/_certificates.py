@@ -260,6 +260,8 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
     body, weights, rows = _split_last_linear(net, params)
     bounds = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
     output = bounds.outputs
+    if bounds.reasons:
+        raise ValueError(f"the network has no Lipschitz constant: {'; '.join(bounds.reasons)}")
     if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
             "the network has no bound in Euclidean length: its last nonlinearity returns "

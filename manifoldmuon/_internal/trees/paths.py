@@ -183,6 +183,15 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
     return ByPath(tuple(rules.items()))
 
 
+def refuse_unused(name: str, value: Any, tree: Any) -> None:
+    """Raise `ValueError` if a pattern of a `by_path` object matches no leaf of the whole tree."""
+    leaves = [(path_string(path), x) for path, x in flatten_with_path(tree, is_hole)[0]]
+    holes = {path: leaf for path, leaf in leaves if is_hole(leaf)}
+    paths = [path for path, _ in leaves if path not in holes]
+    if isinstance(value, ByPath) and paths:
+        value.refuse_unused(paths, holes, name)
+
+
 def _regex(pattern: Pattern) -> str | re.Pattern[str]:
     if isinstance(pattern, re.Pattern):
         return pattern
