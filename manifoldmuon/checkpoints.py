@@ -67,7 +67,8 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
 
     Args:
       directory: folder of a single run, created if missing; a path or a URL such as `gs://...`.
-      options: options of Orbax's manager; by default all steps are kept.
+      options: options of Orbax's manager; by default all steps are kept. Steps have no metrics, so
+        `best_fn` and `BestN` are refused.
 
     Attributes:
       manager: Orbax's manager, for its other methods.
@@ -84,6 +85,12 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
     def __init__(
         self, directory: str | os.PathLike[str], options: ocp.CheckpointManagerOptions | None = None
     ):
+        policy = getattr(options, "preservation_policy", None)
+        if getattr(options, "best_fn", None) or hasattr(policy, "get_metric_fn"):
+            raise ValueError(  # Orbax would keep all steps, or delete all
+                "options: best_fn and BestN choose by metrics, which steps do not have; use"
+                " max_to_keep, keep_period or keep_time_interval"
+            )
         path = os.fspath(directory)
         self._directory = path if "://" in path else os.path.abspath(path)
         handlers = {"tree": ocp.PyTreeCheckpointHandler(), "record": ocp.JsonCheckpointHandler()}

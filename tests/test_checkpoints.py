@@ -541,6 +541,20 @@ def test_saved_steps_are_never_overwritten(run, copy):
         assert restored(saved, start(run[1])).step == 3
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"best_fn": len, "max_to_keep": 1, "keep_checkpoints_without_metrics": False},
+        {"preservation_policy": ocp.checkpoint_managers.BestN(get_metric_fn=len, n=1)},
+    ],
+    ids=["best_fn", "BestN"],
+)
+def test_options_that_need_metrics_raise(options, tmp_path):
+    """Orbax keeps no step, or every step, and `save` returns True."""
+    with pytest.raises(ValueError, match=r"^options: .* choose by metrics.* use max_to_keep"):
+        Checkpoints(tmp_path, ocp.CheckpointManagerOptions(**options))
+
+
 UNFINISHED = "1.orbax-checkpoint-tmp"
 
 

@@ -1,15 +1,18 @@
 """Inside `jax.shard_map`, with its check of varying mesh axes (`check_vma`)."""
 
 import functools
+from typing import Any
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from manifoldmuon import optim
+from manifoldmuon.contrib import quantized
 from manifoldmuon.linalg import msign
 from manifoldmuon.manifolds import Hypersphere, Manifold, SpectralBall, SpectralSphere, Stiefel
 from manifoldmuon.manifolds.solvers import DualAscent
@@ -91,3 +94,28 @@ def test_steps_inside_shard_map_match_single_device():
         part = lambda x, device=device: x[device : device + 1]  # noqa: E731
         alone = ask(steps, *jax.tree.map(part, (params, grads)))
         chex.assert_trees_all_close(jax.tree.map(part, found), alone, rtol=1e-6, atol=1e-7)
+
+
+def test_pipeline_stages_of_explicit_mesh_match_single_device():
+    """Stages are manual inside `jax.shard_map`, the other axis stays explicit."""
+    tx = optim.chain(quantized(optax.trace(0.9), min_size=0), optim.descend(0.1, Stiefel()))
+    tx = optim.start_anywhere(tx)  # JAX has no callbacks there
+    rng = np.random.default_rng(6)
+    params, grads = rng.standard_normal((2, 2, 8, 4)).astype(np.float32)
+    params = np.linalg.qr(params)[0]
+
+    def step(params: jax.Array, grads: jax.Array) -> jax.Array:
+        updates: Any = tx.update(grads[0], tx.init(params[0]), params[0])[0]
+        return updates[None]
+
+    mesh = jax.make_mesh((2, 1), ("stages", "model"), 2 * (AxisType.Explicit,))
+    each = PartitionSpec("stages")
+    stages = jax.shard_map(
+        step, mesh=mesh, in_specs=(each, each), out_specs=each, axis_names={"stages"}
+    )
+    placed = NamedSharding(mesh, PartitionSpec("stages", "model", None))
+    with jax.set_mesh(mesh):
+        found = jax.jit(stages)(*jax.device_put((params, grads), placed))
+    assert found.sharding == placed
+    alone = [ask(step, params[i : i + 1], grads[i : i + 1]) for i in range(2)]
+    np.testing.assert_allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-7)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Int, Shaped
 from manifoldmuon._internal.arguments import checked, shown, whole
 from manifoldmuon._internal.matrices.arrays import largest, nonzero_or_one, upcast
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon._internal.meshes.mesh import explicit_mesh
+from manifoldmuon._internal.meshes.mesh import explicit_mesh, with_automatic_axes
 from manifoldmuon._internal.trees.paths import flat
 from manifoldmuon._internal.trees.transformations import (
     Transformation,
@@ -168,8 +168,8 @@ def _on_its_mesh(function: Callable[..., Any], x: jax.Array, lengths: Any, *othe
         last = spec[-1] if length % size == 0 else None
         return NamedSharding(mesh, PartitionSpec(*spec[:-1], last))
 
-    automatic: Any = jax.sharding.auto_axes(function, out_sharding=jax.tree.map(divided, lengths))
-    return automatic(x, *others)
+    outside = jax.tree.map(divided, lengths)
+    return with_automatic_axes(function, mesh, outside)(x, *others)
 
 
 def _encode_blocks(

@@ -18,7 +18,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 from manifoldmuon._internal.compiling import compiled
 from manifoldmuon._internal.first_values import is_traced
 from manifoldmuon._internal.meshes.alike import shard_alike
-from manifoldmuon._internal.meshes.mesh import explicit_mesh, mesh_of, working_mesh
+from manifoldmuon._internal.meshes.mesh import (
+    explicit_mesh,
+    mesh_of,
+    with_automatic_axes,
+    working_mesh,
+)
 from manifoldmuon._internal.meshes.shards import Batch, Division, solve_sharded
 from manifoldmuon._internal.trees.paths import is_hole
 from manifoldmuon.manifolds import LaidOut, Manifold
@@ -274,7 +279,7 @@ def _solve_on_mesh(
     """Return updates and second results of groups on the same mesh.
 
     Products of explicitly sharded operands need a sharding for every result, unknown to a manifold;
-    inside `auto_axes` the compiler chooses shardings, as on an automatic mesh.
+    with automatic axes the compiler chooses shardings, as on an automatic mesh.
     """
     manifolds = [group[0].weight.manifold for group in groups]
     solvers = [functools.partial(rule, manifold) for manifold in manifolds]
@@ -310,8 +315,7 @@ def _solve_on_mesh(
     else:
         shardings = [jax.typeof(group[0].arrays[0]).sharding for group in groups]
         outside: Any = [shardings, NamedSharding(mesh, PartitionSpec())]
-        automatic: Any = jax.sharding.auto_axes(inside, out_sharding=outside)
-        results = automatic(given)
+        results = with_automatic_axes(inside, mesh, outside)(given)
     return [list(zip(*pair, strict=True)) for pair in zip(*results, strict=True)]
 
 

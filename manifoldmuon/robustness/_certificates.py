@@ -260,7 +260,7 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
     body, weights, rows = _split_last_linear(net, params)
     bounds = bound(body, weights, input_norm=NormBound(math.inf, norm=L2(axes)))
     output = bounds.outputs
-    if bounds.reasons:
+    if not math.isfinite(bounds.lipschitz_inputs):
         raise ValueError(f"the network has no Lipschitz constant: {'; '.join(bounds.reasons)}")
     if not isinstance(output, NormBound) or output.norm != L2():
         raise ValueError(
@@ -268,8 +268,6 @@ def _classes(net: Module, params: Any, axes: int, count: int) -> tuple[NetworkBo
             f"{output}. Add `Flatten` (images) or a mean (tokens) before the last layer, as on "
             "the page 'A classifier with a proof'"
         )
-    if not math.isfinite(bounds.lipschitz_inputs):
-        raise ValueError(f"the network has no Lipschitz constant: {'; '.join(bounds.reasons)}")
     if rows is None:
         distances = np.full((count, count), math.sqrt(2))
     else:

@@ -321,7 +321,7 @@ def test_error_messages(change, message):
 
 def test_unbounded_networks_are_refused(rng):
     divided = Linear(4, 6, Stiefel()) @ modules.RMSDivide()
-    with pytest.raises(ValueError, match="no bound in Euclidean length"):
+    with pytest.raises(ValueError, match="no Lipschitz constant: RMSDivide"):
         certify(divided, weights_of(divided), images(rng, 3, 6))
     with pytest.raises(ValueError, match="an accuracy needs labels"):
         certify(FULL, weights_of(FULL), images(rng, 3, 6)).accuracy()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -40,6 +41,19 @@ def explicit_mesh(x: Any) -> Any:
         return None
     mesh = jax.typeof(x).sharding.mesh
     return mesh if AxisType.Explicit in mesh.axis_types else None
+
+
+def with_automatic_axes(
+    function: Callable[..., Any], mesh: Any, out_sharding: Any
+) -> Callable[..., Any]:
+    """Return `function` with the explicit axes of a mesh made automatic.
+
+    `jax.sharding.auto_axes` alone refuses the axes that `jax.shard_map` has made manual.
+    """
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    axes = tuple([name for name, kind in kinds if kind == AxisType.Explicit])
+    automatic: Any = jax.sharding.auto_axes(function, axes=axes, out_sharding=out_sharding)
+    return automatic
 
 
 def replicated_like(tree: Any, like: Any) -> Any:
