@@ -139,7 +139,7 @@ class Checkpoints(contextlib.AbstractContextManager[Any]):
             "arrays": _kinds(tree),
             "digests": _digests(tree),
             "geometry": None if table is None else describe_geometry(table),
-            "extra": json.loads(json.dumps(extra, default=_refuse_extra)),  # as JSON will return it
+            "extra": _as_json(extra),
         }
         # Orbax rejects arrays without entries.
         whole = ocp.args.PyTreeSave(jax.tree.map(lambda x: x if np.size(x) else None, tree))
@@ -297,11 +297,15 @@ def _step_number(step: Any) -> int:
     return int(step)
 
 
-def _refuse_extra(value: Any) -> None:
-    raise TypeError(
-        "extra must be JSON (numbers, text, None, and lists and dictionaries of them); got"
-        f" {shown(value)}, a {type(value).__name__}: write float(x), int(x) or x.tolist()"
-    )
+def _as_json(extra: Any) -> Any:
+    """Return `extra` as JSON will return it."""
+    try:
+        return json.loads(json.dumps(extra))
+    except TypeError as error:
+        raise TypeError(
+            "extra must be JSON (numbers, text, None, and lists and dictionaries of them, with text"
+            f" as keys): {error}; write float(x), int(x), str(x) or x.tolist()"
+        ) from error
 
 
 def _one_line(error: Exception) -> str:

@@ -174,7 +174,8 @@ UNSUPPORTED: list[tuple[Any, Any, str]] = [
     ({"name": "run 1"}, None, "'name' must be an array of numbers or a number; got a str: save"),
     ({"w": np.array(["a"])}, None, "'w' must be an array of numbers or a number; got a ndarray"),
     ({"a": {"b": 1}, "a/b": 1}, None, "paths that read the same: rename a key"),
-    (OURS, {"loss": np.float32(3)}, r"extra must be JSON .* got .*3.0.*, a float32: write float"),
+    (OURS, {"loss": np.float32(3)}, "extra must be JSON .* float32 is not .*; write float"),
+    (OURS, {(1, 2): 3}, "extra must be JSON .* keys must be str, .* not tuple; write"),
 ]
 
 
