@@ -139,19 +139,22 @@ def title(row: dict) -> str:
 
 
 def table(rows: list[dict]) -> str:
-    """Return a Markdown table of ratios to Optax's optimizers."""
+    """Return Markdown tables of ratios to Optax's optimizers: the step, trace and compile."""
     names = [name for name in rows[0]["seconds"] if name not in (MUON, ADAM)]
-    lines = []
-    for row in rows:
-        seconds, compiled = row["seconds"], row["compile_seconds"]
-        cells = [title(row)]
-        for name in names:
-            against = ADAM if name in ("adamh", "normed Adam") else MUON
-            cells.append(f"{seconds[name] / seconds[against]:.2f}" if against in seconds else "")
-        cells.append(f"{compiled[MUON]:.1f} s")
-        cells += [f"{compiled[name] / compiled[MUON]:.2f}" for name in names[:-1]]
-        lines.append(cells)
-    return markdown_table(["tree", *names, "trace and compile:", *names[:-1]], lines)
+
+    def ratio(row: dict, part: str, name: str, against: str = MUON) -> str:
+        found = row[part]
+        return f"{found[name] / found[against]:.2f}" if against in found else ""
+
+    steps, compiling = [], [[MUON, *(f"{row['compile_seconds'][MUON]:.1f} s" for row in rows)]]
+    for name in names:
+        adam = name in ("adamh", "normed Adam")
+        cells = [ratio(row, "seconds", name, ADAM if adam else MUON) for row in rows]
+        steps.append([f"{name}, to {ADAM}" if adam else name, *cells])
+        compiling.append([name, *(ratio(row, "compile_seconds", name) for row in rows)])
+    trees = [title(row) for row in rows]
+    both = {"step": steps, "trace and compile": compiling}
+    return "\n\n".join(markdown_table([name, *trees], lines) for name, lines in both.items())
 
 
 def main(argv: list[str] | None = None) -> None:
