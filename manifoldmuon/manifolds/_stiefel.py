@@ -14,7 +14,7 @@ from manifoldmuon._internal import arguments
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.arrays import Matrices, Numbers, Tall
 from manifoldmuon._internal.matrices.lapack import map_matrices, positive_qr
-from manifoldmuon._internal.matrices.polar import polish
+from manifoldmuon._internal.matrices.polar import polar_derivative, polish
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
 from manifoldmuon._internal.matrices.rounding import bounded_step, without_fma
 from manifoldmuon._internal.matrices.spectral import random_signs
@@ -268,6 +268,7 @@ def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
     return (scale * arrays.match_orientation(result, example)).astype(example.dtype)
 
 
+@jax.custom_jvp
 def _nearest_orthonormal(x: Matrices) -> Matrices:
     """Return the orthonormal matrix nearest to a tall `x`.
 
@@ -284,8 +285,14 @@ def _nearest_orthonormal(x: Matrices) -> Matrices:
         polar = jax.lax.platform_dependent(x, tpu=polar_by_products, default=_polar_by_svd)
         return arrays.product(polar, polish(arrays.product(polar.mT, polar)))
 
-    whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, jax.lax.stop_gradient(x))
+    whole = jax.lax.cond(jnp.any(lost), decomposed, lambda _: factor, x)
     return jnp.where(lost, whole, factor)
+
+
+@_nearest_orthonormal.defjvp
+def _nearest_orthonormal_jvp(primals, tangents):
+    factor = _nearest_orthonormal(*primals)
+    return factor, polar_derivative(*primals, factor, *tangents)
 
 
 def _polar_by_svd(x: Matrices) -> Matrices:

@@ -142,3 +142,14 @@ def test_projection_derivative_at_ties_matches_differences(manifold, values, sha
         differences = (project(x + 1e-6 * e) - project(x - 1e-6 * e)) / 2e-6
     np.testing.assert_allclose(forward, differences, atol=1e-7)
     np.testing.assert_allclose(np.vdot(backward, change), np.vdot(change, forward), rtol=1e-12)
+
+
+def test_nearest_point_of_ill_conditioned_matrix_turns_with_it():
+    """Beyond the condition that `msign` resolves the point comes from singular vectors."""
+    rng = np.random.default_rng(8)
+    left, right = (np.linalg.qr(rng.normal(size=(4, 4)))[0] for _ in range(2))
+    x, turn = left * [1, 0.7, 0.4, 1e-9] @ right.T, rng.normal(size=(4, 4))
+    turn = turn - turn.T
+    given = jnp.asarray(x, jnp.float32), jnp.asarray(turn @ x, jnp.float32)
+    point, found = jax.jit(lambda x, e: jax.jvp(Stiefel().project, (x,), (e,)))(*given)
+    np.testing.assert_allclose(found, turn @ np.asarray(point), atol=1e-5)
