@@ -10,8 +10,9 @@ from jaxtyping import Array, Bool, PRNGKeyArray
 
 from manifoldmuon._internal.matrices import arrays
 from manifoldmuon._internal.matrices.lapack import map_matrices
+from manifoldmuon._internal.matrices.polar import polar_derivative
 from manifoldmuon._internal.matrices.powers_of_two import scale_to_unit_exponent
-from manifoldmuon.manifolds._stiefel import Orthogonal
+from manifoldmuon.manifolds._stiefel import Orthogonal, nearest_orthonormal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,22 +29,10 @@ class Rotations(Orthogonal):
 
     def project(self, point: arrays.Squares) -> arrays.Squares:
         """Return the nearest rotation; if the smallest singular values tie, it is not unique."""
-        factor = super().project(point)
-        mirrored = _is_mirrored(factor)
-
-        def turn(factor: Array) -> Array:
-            scaled, _ = scale_to_unit_exponent(point, 2)
-            wide = arrays.upcast(factor)
-            stretch = arrays.product(wide.mT, scaled)
-            # Equal eigenvalues, as of a rotation, would make gradients of the other copies NaN.
-            apart = jnp.diag(jnp.arange(1, point.shape[-1] + 1, dtype=stretch.dtype))
-            stretch = jnp.where(arrays.expand_trailing(mirrored, 2), stretch, apart)
-            vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + stretch.mT)
-            last = vectors[..., :, :1]
-            turned = wide - 2 * arrays.product(arrays.product(wide, last), last.mT)
-            return jnp.where(arrays.expand_trailing(mirrored, 2), turned, wide).astype(factor.dtype)
-
-        return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
+        if 0 in point.shape:
+            return point
+        scaled, _ = scale_to_unit_exponent(point, 2)
+        return (self._scale(point) * _nearest_rotation(scaled)).astype(point.dtype)
 
     def random_point(self, key: PRNGKeyArray, shape: tuple[int, ...], dtype) -> arrays.Squares:
         """Return a uniform (Haar-distributed) rotation."""
@@ -63,6 +52,28 @@ class Rotations(Orthogonal):
             return jnp.where(arrays.expand_trailing(mirrored, 2), self.project(point), point)
 
         return super()._unit(jax.lax.cond(jnp.any(mirrored), nearest, lambda point: point, point))
+
+
+@jax.custom_jvp
+def _nearest_rotation(x: arrays.Squares) -> arrays.Squares:
+    factor = nearest_orthonormal(x)
+    mirrored = _is_mirrored(factor)
+
+    def turn(factor: Array) -> Array:
+        stretch = arrays.product(factor.mT, x)
+        vectors = map_matrices(lambda x: jnp.linalg.eigh(x)[1], stretch + stretch.mT)
+        last = vectors[..., :, :1]
+        turned = factor - 2 * arrays.product(arrays.product(factor, last), last.mT)
+        return jnp.where(arrays.expand_trailing(mirrored, 2), turned, factor)
+
+    return jax.lax.cond(jnp.any(mirrored), turn, lambda factor: factor, factor)
+
+
+@_nearest_rotation.defjvp
+def _nearest_rotation_jvp(primals, tangents):
+    # The equation of the polar factor holds, with a negative smallest eigenvalue if it was turned.
+    rotation = _nearest_rotation(*primals)
+    return rotation, polar_derivative(*primals, rotation, *tangents)
 
 
 def _is_mirrored(point: arrays.Squares) -> Bool[Array, "*batch"]:

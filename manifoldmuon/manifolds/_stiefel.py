@@ -60,7 +60,7 @@ class _Orthonormal(ScaledMatrices):
         if 0 in point.shape:
             return point
         scaled, _ = scale_to_unit_exponent(point, 2)
-        return _like(_nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
+        return _like(nearest_orthonormal(arrays.tall(scaled)), point, self._scale(point))
 
     def project_tangent(self, point: Matrices, vector: Matrices) -> Matrices:
         tangent = self._tangent_part(self._at(point), arrays.tall(vector))
@@ -269,7 +269,7 @@ def _like(result: Tall, example: Matrices, scale: float) -> Matrices:
 
 
 @jax.custom_jvp
-def _nearest_orthonormal(x: Matrices) -> Matrices:
+def nearest_orthonormal(x: Matrices) -> Matrices:
     """Return the orthonormal matrix nearest to a tall `x`.
 
     Uses singular vectors if `x` is too close to rank-deficient for a single `msign`, and in
@@ -289,9 +289,9 @@ def _nearest_orthonormal(x: Matrices) -> Matrices:
     return jnp.where(lost, whole, factor)
 
 
-@_nearest_orthonormal.defjvp
+@nearest_orthonormal.defjvp
 def _nearest_orthonormal_jvp(primals, tangents):
-    factor = _nearest_orthonormal(*primals)
+    factor = nearest_orthonormal(*primals)
     return factor, polar_derivative(*primals, factor, *tangents)
 
 

@@ -111,11 +111,16 @@ def test_retraction_derivative_at_zero_is_step(case):
 
 def test_mirrored_copy_keeps_gradients_of_rotations():
     """A copy that has to be turned into a rotation must not make the others' gradients NaN."""
-    weights = np.random.default_rng(6).normal(size=(3, 3)).astype(np.float32)
-    points = jnp.stack([jnp.eye(3), jnp.diag(jnp.array([3.0, 2.0, -1.0]))])
-    slope = jax.jit(jax.grad(lambda points: jnp.sum(weights * Rotations().project(points)[0])))
+    weights = np.random.default_rng(6).normal(size=(2, 3, 3))
+    tied = jnp.diag(jnp.array([2.0, 2.0, -1.0]))  # the smallest singular value is simple
+    project = lambda x: Rotations().project(x)  # noqa: E731
+    with jax.enable_x64(True):
+        x = jnp.stack([jnp.eye(3), tied]).astype(jnp.float64)
+        slope = jax.jit(jax.grad(lambda x: jnp.vdot(weights, project(x))))(x)
+        differences = (project(x + 1e-6 * weights) - project(x - 1e-6 * weights)) / 2e-6
     # The derivative at the identity is the projection onto skew matrices.
-    np.testing.assert_allclose(slope(points)[0], (weights - weights.T) / 2, atol=1e-6)
+    np.testing.assert_allclose(slope[0], (weights[0] - weights[0].T) / 2, atol=1e-12)
+    np.testing.assert_allclose(np.vdot(slope, weights), np.vdot(weights, differences), rtol=1e-7)
 
 
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5)], ids=str)
