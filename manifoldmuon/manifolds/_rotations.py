@@ -72,8 +72,9 @@ def _nearest_rotation(x: arrays.Squares) -> arrays.Squares:
 @_nearest_rotation.defjvp
 def _nearest_rotation_jvp(primals, tangents):
     # The equation of the polar factor holds, with a negative smallest eigenvalue if it was turned.
-    rotation = _nearest_rotation(*primals)
-    return rotation, polar_derivative(*primals, rotation, *tangents)
+    (x,), (tangent,) = primals, tangents
+    rotation = _nearest_rotation(x)
+    return rotation, polar_derivative(x, rotation, tangent)
 
 
 def _is_mirrored(point: arrays.Squares) -> Bool[Array, "*batch"]:

@@ -291,8 +291,9 @@ def nearest_orthonormal(x: Matrices) -> Matrices:
 
 @nearest_orthonormal.defjvp
 def _nearest_orthonormal_jvp(primals, tangents):
-    factor = nearest_orthonormal(*primals)
-    return factor, polar_derivative(*primals, factor, *tangents)
+    (x,), (tangent,) = primals, tangents
+    factor = nearest_orthonormal(x)
+    return factor, polar_derivative(x, factor, tangent)
 
 
 def _polar_by_svd(x: Matrices) -> Matrices:
