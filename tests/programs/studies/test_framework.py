@@ -262,6 +262,16 @@ def test_invalid_arguments_give_one_line_error(tmp_path, monkeypatch, capsys, ar
     assert len(list(tmp_path.iterdir())) == 3
 
 
+def test_unwritable_folder_promises_no_cells(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        command(Coins, ["--out", str(tmp_path / "file" / "coins.json")])
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: cannot write .*coins.json.partial .*another folder.*\n", error)
+    assert "cells are kept" not in error
+    assert CALLS == []
+
+
 def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
     """A file-size limit makes the kernel refuse writes as on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
