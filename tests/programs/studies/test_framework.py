@@ -130,6 +130,20 @@ def test_partial_cells_of_other_settings_raise(tmp_path):
     assert partial_path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize("damage", [b"{\n", b"\xbd\n", b"[1]\n", b"{}\n"])
+@pytest.mark.parametrize("lines", [0, 1])
+def test_damaged_partial_cells_raise_and_stay(tmp_path, lines, damage):
+    path = tmp_path / "coins.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_study(Coins(seeds=(0, 13)), path)
+    kept = partial_path(path)
+    damaged = b"".join(kept.read_bytes().splitlines(keepends=True)[:lines]) + damage
+    kept.write_bytes(damaged)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(kept))} is damaged .*; delete it or"):
+        run_study(Coins(seeds=(0, 13)), path)
+    assert kept.read_bytes() == damaged
+
+
 def test_record_is_not_overwritten_by_default(tmp_path):
     path = tmp_path / "coins.json"
     first = run_study(Coins(), path)
