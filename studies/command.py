@@ -80,7 +80,7 @@ def _measure(study: Study, out: Path, overwrite: bool, jobs: int | None) -> int:
         print(f"\ninterrupted; {kept}", file=sys.stderr)
         return INTERRUPTED
     except (BrokenProcessPool, WriteError) as error:
-        raise OSError(f"{error}; {kept}") from error
+        raise OSError(f"{error}; {kept}" if partial_path(out).exists() else str(error)) from error
     print("written:", out)
     _show(study, record, picture)
     return 0

@@ -135,25 +135,29 @@ def _measure_group(study: Study, group: Sequence[Cell]) -> list[tuple[Cell, Row]
 
 def _resume(kept: Path, head: Mapping[str, Any]) -> dict[str, Row]:
     """Load the saved rows of this head, and leave a file to which rows can be appended."""
-    lines = kept.read_text(encoding="utf-8").splitlines(keepends=True) if kept.exists() else []
-    lines = [line for line in lines if line.endswith("\n")]  # the last may be incomplete
-    if lines:
-        old, new = (
-            {**h, **h["settings"], **h["environment"]} for h in (json.loads(lines[0]), head)
+    try:
+        lines = kept.read_text(encoding="utf-8").splitlines(keepends=True) if kept.exists() else []
+        lines = [line for line in lines if line.endswith("\n")]  # the last may be incomplete
+        saved = [json.loads(line) for line in lines] or [head]
+        old, new = ({**h, **h["settings"], **h["environment"]} for h in (saved[0], head))
+        done = {entry["cell"]: entry["row"] for entry in saved[1:]}
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(
+            f"{kept} is damaged ({error}); delete it or choose another name"
+        ) from error
+    if found := [
+        f"{key}: {old.get(key)} there, {new.get(key)} here"
+        for key in sorted({*old, *new} - {"settings", "environment"})
+        if old.get(key) != new.get(key)
+    ]:
+        raise ValueError(
+            f"{kept} holds cells of another run ({'; '.join(found)}); delete it or choose another "
+            "name"
         )
-        if found := [
-            f"{key}: {old.get(key)} there, {new.get(key)} here"
-            for key in sorted({*old, *new} - {"settings", "environment"})
-            if old.get(key) != new.get(key)
-        ]:
-            raise ValueError(
-                f"{kept} holds cells of another run ({'; '.join(found)}); delete it or choose "
-                "another name"
-            )
     lines = lines or [json.dumps(head) + "\n"]
     with whole(kept) as temporary:
         temporary.write_text("".join(lines), encoding="utf-8")
-    return {entry["cell"]: entry["row"] for entry in map(json.loads, lines[1:])}
+    return done
 
 
 def _append(kept: Path, entry: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,7 +42,7 @@ def geometry(
     Args:
       model: a Linen module, without parameters.
       inputs: the arguments of `model.init` after the random key, as a tuple: arrays or
-        `jax.ShapeDtypeStruct`. Nothing is computed.
+        `jax.ShapeDtypeStruct`, of which only shapes are used, and flags such as `True`.
       matrices: see `frameworks.nnx.geometry`, also for the arguments not listed here.
       options: keyword arguments of `model.init`, such as `{"train": False}`.
 
@@ -84,8 +83,7 @@ def geometry(
         return result
 
     with nn.intercept_methods(note):
-        init = functools.partial(model.init, **(options or {}))
-        params = jax.eval_shape(init, jax.random.key(0), *inputs).get("params", {})
+        params = _shapes(model, inputs, options or {}).get("params", {})
     paths = [path_string(path) for path, _ in flatten_with_path(params)[0]]
     named = []
     for path in paths:
@@ -94,6 +92,20 @@ def geometry(
         inside = [(at, modules[at]) for at in prefixes(owner.get(path, branch)) if at in modules]
         named.append((path, above + inside))
     return reading.entries(named, _READERS, choices, params, single, _RESCALING)
+
+
+def _shapes(model: Any, inputs: Sequence[Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the shapes of the variables of a model, which may branch on inputs without a shape."""
+    leaves, treedef = jax.tree.flatten(tuple(inputs))
+    is_array = [hasattr(x, "shape") for x in leaves]
+
+    def init(key: jax.Array, arrays: Sequence[jax.Array]) -> Any:
+        left = iter(arrays)
+        filled = [next(left) if own else x for own, x in zip(is_array, leaves, strict=True)]
+        return model.init(key, *jax.tree.unflatten(treedef, filled), **options)
+
+    arrays = [x for own, x in zip(is_array, leaves, strict=True) if own]
+    return jax.eval_shape(init, jax.random.key(0), arrays)
 
 
 _NORMS = (nn.BatchNorm, nn.LayerNorm, nn.RMSNorm, nn.GroupNorm, nn.InstanceNorm, nn.PReLU)

@@ -46,6 +46,7 @@ class Net(nn.Module):
 def test_module_types_get_expected_manifolds(per_head):
     given = {"per_head": per_head, "embedding": EmbeddingRows(), "options": {"train": True}}
     found = reading.geometry(Net(), (TOKENS,), W, **given)
+    assert reading.geometry(Net(), (TOKENS, True), W, **given | {"options": None}) == found
     kernel = W.transposed()
     heads, out = W.with_axes(-3, (-2, -1)), W.with_axes((-3, -2), -1)
     if per_head:

@@ -130,6 +130,20 @@ def test_partial_cells_of_other_settings_raise(tmp_path):
     assert partial_path(path).read_bytes() == before
 
 
+@pytest.mark.parametrize("damage", [b"{\n", b"\xbd\n", b"[1]\n", b"{}\n"])
+@pytest.mark.parametrize("lines", [0, 1])
+def test_damaged_partial_cells_raise_and_stay(tmp_path, lines, damage):
+    path = tmp_path / "coins.json"
+    with pytest.raises(KeyboardInterrupt):
+        run_study(Coins(seeds=(0, 13)), path)
+    kept = partial_path(path)
+    damaged = b"".join(kept.read_bytes().splitlines(keepends=True)[:lines]) + damage
+    kept.write_bytes(damaged)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(kept))} is damaged .*; delete it or"):
+        run_study(Coins(seeds=(0, 13)), path)
+    assert kept.read_bytes() == damaged
+
+
 def test_record_is_not_overwritten_by_default(tmp_path):
     path = tmp_path / "coins.json"
     first = run_study(Coins(), path)
@@ -260,6 +274,16 @@ def test_invalid_arguments_give_one_line_error(tmp_path, monkeypatch, capsys, ar
     assert re.fullmatch(rf"error: .*{re.escape(message)}.*\n", capsys.readouterr().err)
     assert CALLS == []
     assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_unwritable_folder_promises_no_cells(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    with pytest.raises(SystemExit, match="2"):
+        command(Coins, ["--out", str(tmp_path / "file" / "coins.json")])
+    error = capsys.readouterr().err
+    assert re.fullmatch("error: cannot write .*coins.json.partial .*another folder.*\n", error)
+    assert "cells are kept" not in error
+    assert CALLS == []
 
 
 def test_full_disk_keeps_finished_cells(tmp_path, capsys, monkeypatch):
