@@ -122,8 +122,11 @@ def _number(text: str, where: str) -> float:
     if text != repr(value):
         if not math.isfinite(value):
             _refuse_number(text, where)
-        if len(text) > 400 or decimal.Decimal(text) != decimal.Decimal(repr(value)):
-            raise Refused(where, f"{short(text)} is not a float64; the nearest is {value!r}")
+        with decimal.localcontext() as context:
+            # An exponent out of range gives NaN.
+            context.traps[decimal.InvalidOperation] = False
+            if len(text) > 400 or decimal.Decimal(text) != decimal.Decimal(repr(value)):
+                raise Refused(where, f"{short(text)} is not a float64; the nearest is {value!r}")
     return value
 
 

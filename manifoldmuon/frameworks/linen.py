@@ -62,14 +62,16 @@ def geometry(
     choices = reading.Choices(
         matrices, attention, per_head, convolutions, embedding, rest, overrides
     )
-    modules: dict[str, nn.Module] = {}
+    modules: dict[str, list[nn.Module]] = {}  # several after `nn.share_scope`
     single: dict[str, tuple[int, ...]] = {}
     rescaled: dict[str, nn.Module] = {}
     owner: dict[str, str] = {}
 
     def note(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
         above = "/".join(context.module.path)
-        modules.setdefault(above, context.module)
+        sharing = modules.setdefault(above, [])
+        if not any(type(context.module) is type(other) for other in sharing):
+            sharing.append(context.module)
         result = call(*args, **kwargs)
         if isinstance(context.module, _RESCALING):  # its layer lies beside it
             inside = "/".join(context.module.layer_instance.path)
@@ -89,7 +91,8 @@ def geometry(
     for path in paths:
         branch = path.rpartition("/")[0]
         above = [(at, rescaled[at]) for at in prefixes(branch) if at in rescaled]
-        inside = [(at, modules[at]) for at in prefixes(owner.get(path, branch)) if at in modules]
+        at_and_above = prefixes(owner.get(path, branch))
+        inside = [(at, module) for at in at_and_above for module in modules.get(at, ())]
         named.append((path, above + inside))
     return reading.entries(named, _READERS, choices, params, single, _RESCALING)
 

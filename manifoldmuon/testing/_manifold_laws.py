@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -313,7 +314,7 @@ def _check_copies(case: CheckedManifold) -> None:
         alone = case.ask(points[index], grads[index], vectors[index])
         _agree_all("stack = loop", pick(stacked, index), alone, case)
     bad = pick(stacked, 1)
-    for name in ("direction", "gap", "tangent", "moved"):
+    for name in ("projected", "direction", "gap", "tangent", "moved"):
         require(f"a NaN stays visible ({name})", bool(np.any(np.isnan(getattr(bad, name)))))
     if case.manifold.constrained:
         seen = bool(np.any(np.isnan(pick(stacked, 5).distance)))
@@ -333,11 +334,13 @@ def _check_eager(case: CheckedManifold) -> None:
 
 def _check_vmap(case: CheckedManifold) -> None:
     points, grads = np.stack([case.point] * 2), np.stack([case.grad, case.other])
-    dual = case.manifold.init_dual(case.shape)
-    steepest = jax.vmap(lambda p, g: case.manifold.steepest(p, g, dual).direction)
-    for index, direction in enumerate(jitted(steepest)(points, grads)):
-        alone = case.ask(points[index], grads[index], case.vector).direction
-        case.agree("vmap = loop (direction)", direction, alone)
+    near = (case.point + case.unit(case.vector) / 2).astype(case.point.dtype)
+    vectors = np.stack([near, case.vector])
+    stacked = jitted(jax.vmap(functools.partial(ask_manifold, case.manifold)))
+    results = stacked(points, grads, vectors)
+    for index in range(2):
+        alone = case.ask(points[index], grads[index], vectors[index])
+        _agree_all("vmap = loop", jax.tree.map(lambda x, i=index: x[i], results), alone, case)
 
 
 def _check_shard_map(case: CheckedManifold) -> None:
@@ -370,6 +373,12 @@ def _check_short_dtype(case: CheckedManifold) -> None:
         size = max(np.max(np.abs(exact)), 1e-30)
         law = f"bf16: float32 arithmetic ({name})"
         agree(law, wide(getattr(results, name)) / size, exact / size, 2.0**-7)
+    agree("bf16: float32 arithmetic (distance)", results.distance, rounded.distance, 1e-5)
+    drawn = jitted(lambda k: case.manifold.random_point(k, case.shape, jnp.bfloat16))(case.key)
+    # Rounding moves an entry by 2**-9 of itself, and a point is at most sqrt(entries) scales long.
+    entries = np.prod(case.shape[len(case.shape) - case.manifold.ndim :])
+    away = jitted(case.manifold.distance)(drawn)
+    at_most("bf16: a random point is on the set", away, 2.0**-8 * np.sqrt(entries))
 
 
 MANIFOLD_LAWS = (

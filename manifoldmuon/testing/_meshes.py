@@ -61,6 +61,8 @@ def check_sharding(
 ) -> None:
     """Check that sharded parameters get the same updates as unsharded parameters.
 
+    The sharded steps are compiled within `jax.set_mesh`, as in training.
+
     Args:
       tx: the transformation.
       params: parameters on a single device.
@@ -97,16 +99,16 @@ def check_sharding(
         state = jax.block_until_ready(tx.init(sharded))
         compiled = jax.block_until_ready(jax.jit(tx.init)(sharded))
         chex.assert_trees_all_equal(_types(compiled), _types(state))
-    types = _types((sharded, sharded, state))
-    traces.clear()
-    for expected in wanted:
-        updates, sharded, state = step(sharded, state, sharded_grads)
-        chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
-        actual = jax.device_get(updates)
-        chex.assert_trees_all_equal_structs(actual, expected)
-        for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-            largest = float(np.max(np.abs(wide(y)), initial=0))
-            np.testing.assert_allclose(wide(x), wide(y), rtol=1e-4, atol=1e-4 * largest)
+        types = _types((sharded, sharded, state))
+        traces.clear()
+        for expected in wanted:
+            updates, sharded, state = step(sharded, state, sharded_grads)
+            chex.assert_trees_all_equal(_types((updates, sharded, state)), types)
+            actual = jax.device_get(updates)
+            chex.assert_trees_all_equal_structs(actual, expected)
+            for x, y in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+                largest = float(np.max(np.abs(wide(y)), initial=0))
+                np.testing.assert_allclose(wide(x), wide(y), rtol=1e-4, atol=1e-4 * largest)
     assert len(traces) == 1, f"{len(traces)} compilations in two steps"
 
 

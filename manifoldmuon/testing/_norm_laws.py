@@ -79,7 +79,8 @@ def check_norm(
       tolerance: for float32 results, relative to their size.
       loss: how far `<g, dualize(g)>` may be below the dual norm, relative to it. Raise it for a
         method that stops short of convergence.
-      thorough: whether to run the slow checks too: without `jax.jit`, and in bfloat16.
+      thorough: whether to run the slow checks too: without `jax.jit`, under `jax.vmap`, in
+        bfloat16, and of estimates from another weight's vectors.
 
     Raises:
       AssertionError: laws are broken; a line for each has its number in `Norm`, its name and the
@@ -258,10 +259,39 @@ def _check_norm_copies(case: CheckedNorm) -> None:
 
 def _check_norm_short_dtype(case: CheckedNorm) -> None:
     short = case.ask(case.grad.astype(jnp.bfloat16), case.weight.astype(jnp.bfloat16))
-    rounded = case.grad.astype(jnp.bfloat16).astype(np.float32)
-    exact = case.ask(rounded, case.weight).dualize
-    largest = np.max(np.abs(exact))
-    agree("bf16: float32 arithmetic", wide(short.dualize) / largest, exact / largest, 2.0**-8)
+    rounded = (x.astype(jnp.bfloat16).astype(np.float32) for x in (case.grad, case.weight))
+    exact = case.ask(*rounded)
+    for name in NormResults._fields:
+        if name == "gap":  # of the rounded direction
+            continue
+        x, y = (wide(getattr(results, name)) for results in (short, exact))
+        largest = np.max(np.abs(y))
+        agree(f"bf16: float32 arithmetic ({name})", x / largest, y / largest, 2.0**-8)
+
+
+def _check_norm_vmap(case: CheckedNorm) -> None:
+    stacked = jitted(jax.vmap(functools.partial(_ask, case.norm)))
+    grads, weights = np.stack([case.grad, case.other]), np.stack([case.weight, case.grad])
+    results = stacked(grads, weights)
+    for index in range(2):
+        alone = case.ask(grads[index], weights[index])
+        for name, one, many in zip(NormResults._fields, alone, results, strict=True):
+            agree(f"vmap = loop ({name})", many[index], one, case.tolerance)
+
+
+def _check_other_vectors(case: CheckedNorm) -> None:
+    """Check that an estimate is of its weight, from vectors of another weight, too."""
+    norm, other = case.norm, case.times(1000.0, case.other)
+
+    def estimate(weight, other):
+        vectors = norm.init_vectors(weight.shape)
+        _, vectors = norm.estimate(other, vectors, PowerIterations())
+        return norm.estimate(weight, vectors, PowerIterations())[0]
+
+    for weight, start in ((case.weight, other), (other, case.weight)):
+        ratio = jitted(estimate)(weight, start) / case.ask(case.grad, weight).size
+        at_most("estimate(w) <= norm(w), from other vectors", ratio, 1, case.tolerance)
+        at_most("estimate(w) >= norm(w) / 100, from other vectors", 0.01, ratio)
 
 
 def _check_norm_eager(case: CheckedNorm) -> None:
@@ -297,4 +327,9 @@ NORM_LAWS = (
     (8, _check_norm_fast),
     (9, _check_norm_copies),
 )
-SLOW_NORM_LAWS = ((1, _check_norm_short_dtype), (9, _check_norm_eager))
+SLOW_NORM_LAWS = (
+    (1, _check_norm_short_dtype),
+    (6, _check_other_vectors),
+    (9, _check_norm_eager),
+    (9, _check_norm_vmap),
+)

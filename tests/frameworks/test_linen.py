@@ -91,3 +91,23 @@ def test_parameters_of_unknown_modules_are_refused():
         reading.geometry(model, (x,), W)
     found = reading.geometry(model, (x,), W, overrides={Own: W.transposed()})
     assert found["layers_1/w"] == found["layers_0/kernel"] == W.transposed()
+
+
+class Adapted(nn.Module):
+    """Keeps its own parameter beside those of its layer, as in Flax's documentation."""
+
+    def setup(self):
+        self.layer = nn.Dense(3)
+        nn.share_scope(self, self.layer)
+        self.own = self.param("own", nn.initializers.ones, (4, 3))
+
+    def __call__(self, x):
+        return self.layer(x) + x @ self.own
+
+
+def test_layer_with_a_shared_scope_is_read():
+    x = jnp.ones((2, 4))
+    with pytest.raises(TypeError, match="what these are: 'own' "):
+        reading.geometry(Adapted(), (x,), W)
+    found = reading.geometry(Adapted(), (x,), W, overrides={Adapted: {"own": W.transposed()}})
+    assert found == {"bias": None, "kernel": W.transposed(), "own": W.transposed()}

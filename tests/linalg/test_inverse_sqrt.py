@@ -37,6 +37,24 @@ def test_inverse_sqrt_matches_eigenvalues(scale, schedule):
         assert np.abs(q - expected).max() <= 10 * EPS * condition * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("scale", [1e-20, 1.0, 1e20])
+def test_inverse_sqrt_derivative_matches_eigenvalues(scale):
+    """The square of a tiny trace underflows in float32; the derivative does not."""
+    rng = np.random.default_rng(1)
+    s, e, c = gram_of(3.0, 4), *rng.standard_normal((2, 4, 4))
+    values, vectors = np.linalg.eigh(s)
+    roots = np.sqrt(values)
+    rates = -1 / (roots[:, None] * roots * (roots[:, None] + roots))
+    expected = vectors @ (rates * (vectors.T @ (e + e.T) @ vectors)) @ vectors.T
+    x, e = np.float32(scale * s), np.float32(scale * (e + e.T))
+    forward = ask(lambda x, e: jax.jvp(linalg.inverse_sqrt, (x,), (e,))[1], x, e)
+    backward = ask(jax.grad(lambda x: jnp.sum(np.float32(c) * linalg.inverse_sqrt(x))), x)
+    size = np.abs(expected).max()
+    np.testing.assert_allclose(np.sqrt(scale) * forward, expected, atol=2e-5 * size)
+    slope = np.sqrt(scale) * np.sum(np.float64(backward) * e)
+    np.testing.assert_allclose(slope, np.sum(c * expected), atol=2e-5 * size)
+
+
 @pytest.mark.parametrize("bound", [1.25, "array"])
 def test_inverse_sqrt_near_the_identity_in_two_steps(bound):
     rng = np.random.default_rng(0)

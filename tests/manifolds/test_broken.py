@@ -128,6 +128,8 @@ BROKEN = {  # methods of a sphere with a defect
                                 "distance sees how far .* at (p - v|0.9 p)"),
     "sees no distance outside": ({"distance": lambda s, p: s.distance(p) * (jnp.sum(p**2, -1) < 1)},
                                  "distance sees how far .* at (p . v|1.1 p)"),
+    "projects NaN": ({"project": lambda s, p: s.project(jnp.nan_to_num(p))},
+                     "a NaN stays visible .projected."),
     "hides NaN of gaps": ({"steepest": hide_nan_of_gap}, "a NaN stays visible .gap."),
     "draws from a half": ({"random_point": drawn(upper_half)}, HALF),
     "draws from a slanted half": ({"random_point": drawn(slanted_half)}, HALF),
@@ -194,6 +196,24 @@ def too_large(point, grad):
     return 1.01 * float(jnp.linalg.norm(grad - point * (point @ grad)))
 
 
+@jax.custom_batching.custom_vmap
+def doubled_in_vmap(x):
+    return x
+
+
+@doubled_in_vmap.def_vmap
+def _(size, batched, x):
+    return 2 * x, True
+
+
+def blind_in_bf16(sound, point):
+    return sound.distance(point) * (point.dtype != jnp.bfloat16)
+
+
+def too_long_in_bf16(sound, key, shape, dtype):
+    return sound.random_point(key, shape, dtype) * (1.1 if dtype == jnp.bfloat16 else 1)
+
+
 QUICK = {"thorough": False}
 # fmt: off
 OTHERS = {
@@ -227,6 +247,12 @@ OTHERS = {
     "warm start": (TrustsItsStart(), (5,), {}, "the gap is a true bound"),
     "shard_map": (broken(SPHERE, retract=loop_from_constants), (5,), {},
                   "inside of jax.shard_map .arguments 1 vary"),
+    "vmap": (broken(SPHERE, retract=lambda s, p, v: doubled_in_vmap(s.retract(p, v))), (5,), {},
+             "7. law broken: vmap = loop .moved."),
+    "distance in bf16": (broken(SPHERE, distance=blind_in_bf16), (5,), {},
+                         "1. law broken: bf16: float32 arithmetic .distance."),
+    "random in bf16": (broken(SPHERE, random_point=too_long_in_bf16), (5,), {},
+                       "1. law broken: bf16: a random point is on the set"),
     "callable": (CallableSphere(), (5,), {}, "CallableSphere is not callable"),
     "optimum": (SPHERE, (5,), QUICK | {"optimum": too_large}, "gap is a true bound"),
 }

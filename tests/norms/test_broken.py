@@ -107,3 +107,52 @@ def test_invalid_gap_is_found():
     norm = broken(Frobenius(), **OVERCONFIDENT)
     with pytest.raises(AssertionError, match="4. law broken: gap bounds 1 - <g, a>"):
         check_norm(norm, (4, 3), jax.random.key(0), loss=0.2, thorough=False)
+
+
+class Remembers(Frobenius):
+    """Estimate the norm of the previous weight, right only while the weight is the same."""
+
+    def init_vectors(self, shape):
+        return jnp.zeros(shape[:-2], jnp.float32)
+
+    def estimate(self, weight, vectors, iterations):
+        size = self.norm(weight)
+        known = (vectors > 0) & (size > 0)
+        return jnp.where(known, vectors.astype(size.dtype), size), size.astype(jnp.float32)
+
+
+@jax.custom_batching.custom_vmap
+def doubled_in_vmap(x):
+    return x
+
+
+@doubled_in_vmap.def_vmap
+def _(size, batched, x):
+    return 2 * x, True
+
+
+def doubled_in_bf16(sound, weight):
+    return sound.norm(weight) * (2 if weight.dtype == jnp.bfloat16 else 1)
+
+
+THOROUGH = {
+    "norm in bf16": (
+        broken(Frobenius(), norm=doubled_in_bf16),
+        r"1. law broken: bf16: float32 .* \(size\)",
+    ),
+    "remembers": (Remembers(), r"6. law broken: estimate\(w\) .* norm\(w\).*, from other vectors"),
+    "vmap": (
+        broken(Frobenius(), norm=lambda s, w: doubled_in_vmap(s.norm(w))),
+        r"9. law broken: vmap = loop \(size\)",
+    ),
+}
+
+
+@pytest.mark.slow_except("remembers")
+@pytest.mark.parametrize("defect", THOROUGH)
+def test_rarely_broken_norm_is_found(defect):
+    """Only thorough checks see a defect under vmap, in bfloat16 or after a change of the weight."""
+    norm, law = THOROUGH[defect]
+    check_norm(norm, (4, 3), jax.random.key(0), thorough=False)
+    with pytest.raises(AssertionError, match=law):
+        check_norm(norm, (4, 3), jax.random.key(0))

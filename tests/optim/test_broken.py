@@ -1,4 +1,4 @@
-"""`check_transformation` rejects broken transformations and names the failed check."""
+"""`check_transformation` and `check_sharding` reject broken transformations."""
 
 from typing import Any
 
@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from manifoldmuon.testing import check_transformation
+from manifoldmuon.testing import check_sharding, check_transformation
 
 PARAMS = {"a": np.array([1.0, -2.0, 0.5], "f4"), "b": np.array([[0.25, 3.0]], "f4")}
 
@@ -104,3 +105,20 @@ def test_failed_check_is_named(check):
 
     with pytest.raises(AssertionError, match=f"the check '{check}' failed"):
         check_transformation(make, PARAMS, {"rate": 0.5})
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_sharded_steps_are_taken_within_the_mesh(kind):
+    """Only there do transformations know automatic axes and divide their work."""
+
+    def update(updates, state, params=None):
+        factor = 1.0 if jax.sharding.get_abstract_mesh().empty else 1.01
+        return jax.tree.map(lambda g: factor * g, updates), state
+
+    broken = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
+    mesh = jax.make_mesh((2,), ("x",), (kind,))
+    params = {"w": np.ones((4, 2), np.float32)}
+    shardings = {"w": NamedSharding(mesh, PartitionSpec("x"))}
+    check_sharding(optax.identity(), params, params, shardings)
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        check_sharding(broken, params, params, shardings)

@@ -275,6 +275,11 @@ TEXT = {
     "NaN": ('"scale": 0.5', '"scale": NaN', "'NaN' is not a finite number"),
     "Infinity": ('"scale": 0.5', '"scale": -Infinity', "'-Infinity' is not a finite number"),
     "a number that overflows": ('"scale": 0.5', '"scale": 1e999', "'1e999' is not a finite"),
+    "a number that underflows": (
+        '"scale": 0.5',
+        '"scale": 1e-9999999999999999999',
+        "certificate: '1e-9*' is not a float64",
+    ),
     "a number of many digits": ('"version": 2', '"version": 2' + "0" * 9999, "not JSON"),
     "a comment": ('"version"', '// "version"', "not JSON"),
     "more behind it": ("}\n}\n", "}\n}{}\n", "not JSON"),
