@@ -132,7 +132,7 @@ def _check_curve(name: str, log2_rates: Grid, losses: Any) -> None:
             f"{name} must have a loss for each of the {len(log2_rates)} rates; got {got}. "
             "Curves are rows: (seeds, rates)"
         )
-    values = _numbers(losses)
+    values = _as_numbers(losses)
     if (values <= 0).any():
         raise ValueError(
             f"{name} must be positive, None where training diverged; got {np.nanmin(values):g}"
@@ -150,19 +150,19 @@ def _lowest(exponents: Grid, losses: Losses) -> tuple[float | None, str]:
     return float(exponents[k] - tilt / (2 * curvature)), ""
 
 
-def _numbers(losses: Losses) -> np.ndarray:
+def _as_numbers(losses: Losses) -> np.ndarray:
     return np.array([np.nan if loss is None else loss for loss in losses], np.float64)
 
 
 def _least(losses: Losses) -> int:
     """Return the index of the least finite loss; 0 if there is none."""
-    values = _numbers(losses)
+    values = _as_numbers(losses)
     return int(np.where(np.isfinite(values), values, np.inf).argmin())
 
 
 def _heights(losses: Losses) -> np.ndarray:
     """Return logarithms of losses: the worst where training diverged, zeros if it always did."""
-    values = _numbers(losses)
+    values = _as_numbers(losses)
     fine = np.isfinite(values)
     return np.log(np.where(fine, values, values[fine].max())) if fine.any() else np.zeros(len(fine))
 

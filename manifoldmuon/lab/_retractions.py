@@ -49,14 +49,14 @@ def retraction_order(
       >>> round(retraction_order(sphere, exact, (4, 3), jax.random.key(0)).slope, 1)
       3.0
     """
-    _check_shape(manifold, shape)
+    _check_axes(manifold, shape)
     with jax.enable_x64(True):
         errors = np.asarray(jax.jit(functools.partial(_step_errors, manifold, exact, shape))(key))
     slope = error_slope(TIMES, errors)
     return RetractionOrder(TIMES, errors, None if slope == math.inf else slope)
 
 
-def _check_shape(manifold: Manifold, shape: tuple[int, ...]) -> None:
+def _check_axes(manifold: Manifold, shape: tuple[int, ...]) -> None:
     if len(shape) != manifold.ndim:
         raise ValueError(f"shape must have {manifold.ndim} axes, as a point has; got {shape}")
 
@@ -110,7 +110,7 @@ def random_walk(
       >>> random_walk(mm.manifolds.EmbeddingRows(), (3, 4), (0.1,), 20, jax.random.key(0)).at
       [1, 10, 20]
     """
-    _check_shape(manifold, shape)
+    _check_axes(manifold, shape)
     if steps < 1 or not rates or min(rates) <= 0:
         raise ValueError(f"steps must be at least 1 and rates positive; got {steps} and {rates}")
     start_key, key = jax.random.split(key)
