@@ -16,7 +16,7 @@ from manifoldmuon.manifolds import (
 from manifoldmuon.manifolds.retractions import QR
 from manifoldmuon.norms import Frobenius, Spectral
 from manifoldmuon.testing import check_manifold, check_slopes
-from tests.broken import broken
+from tests.broken import broken, doubled_in_vmap
 
 KEY, SPHERE = jax.random.key(0), Hypersphere()
 
@@ -194,16 +194,6 @@ class CallableSphere(Hypersphere):
 def too_large(point, grad):
     """Return more than the optimum."""
     return 1.01 * float(jnp.linalg.norm(grad - point * (point @ grad)))
-
-
-@jax.custom_batching.custom_vmap
-def doubled_in_vmap(x):
-    return x
-
-
-@doubled_in_vmap.def_vmap
-def _(size, batched, x):
-    return 2 * x, True
 
 
 def blind_in_bf16(sound, point):

@@ -6,7 +6,7 @@ import pytest
 
 from manifoldmuon.norms import Frobenius, MaxAbs, Spectral
 from manifoldmuon.testing import check_norm
-from tests.broken import broken
+from tests.broken import broken, doubled_in_vmap
 
 
 def nonzero(grad):
@@ -119,16 +119,6 @@ class Remembers(Frobenius):
         size = self.norm(weight)
         known = (vectors > 0) & (size > 0)
         return jnp.where(known, vectors.astype(size.dtype), size), size.astype(jnp.float32)
-
-
-@jax.custom_batching.custom_vmap
-def doubled_in_vmap(x):
-    return x
-
-
-@doubled_in_vmap.def_vmap
-def _(size, batched, x):
-    return 2 * x, True
 
 
 def doubled_in_bf16(sound, weight):

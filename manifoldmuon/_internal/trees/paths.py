@@ -114,12 +114,18 @@ class ByPath:
                 f"{name}: no pattern matches the parameters {unmatched}; the patterns are"
                 f" {patterns}. Add a pattern; see the page 'Get started'."
             )
-        self.refuse_unused(paths, holes, name)
+        self.check_used(chosen, paths, holes, name)
         return [self.rules[rule][1] for rule in chosen if rule is not None]
 
-    def refuse_unused(self, paths: Sequence[str], holes: Mapping[str, Any], name: str) -> None:
-        """Raise `ValueError` if a rule is used for no path; see `assign`."""
-        used = {*map(self.first_match, paths), *map(self.first_match, holes)}
+    def check_used(
+        self,
+        chosen: Sequence[int | None],
+        paths: Sequence[str],
+        holes: Mapping[str, Any],
+        name: str,
+    ) -> None:
+        """Raise `ValueError` if a rule is neither chosen for a path nor matches a hole first."""
+        used = {*chosen, *map(self.first_match, holes)}
         unused = [_format_pattern(p) for i, (p, _) in enumerate(self.rules) if i not in used]
         if unused and not any(isinstance(node, optax.MaskedNode) for node in holes.values()):
             raise ValueError(
@@ -185,11 +191,12 @@ def by_path(rules: Mapping[Pattern, Any]) -> ByPath:
 
 def refuse_unused(name: str, value: Any, tree: Any) -> None:
     """Raise `ValueError` if a pattern of a `by_path` object matches no leaf of the whole tree."""
+    if not isinstance(value, ByPath):
+        return
     leaves = [(path_string(path), x) for path, x in flatten_with_path(tree, is_hole)[0]]
     holes = {path: leaf for path, leaf in leaves if is_hole(leaf)}
-    paths = [path for path, _ in leaves if path not in holes]
-    if isinstance(value, ByPath) and paths:
-        value.refuse_unused(paths, holes, name)
+    if paths := [path for path, _ in leaves if path not in holes]:
+        value.check_used([*map(value.first_match, paths)], paths, holes, name)
 
 
 def _regex(pattern: Pattern) -> str | re.Pattern[str]:
